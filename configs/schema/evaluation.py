@@ -1,0 +1,37 @@
+"""Settings of held-out evaluation and the promotion gate."""
+
+from pydantic import Field
+
+from configs.schema.base import Config
+
+
+class EvaluationSampling(Config):
+    """The one block used for snapshot, policy and every quantisation."""
+
+    temperature: float = Field(1.0, ge=0)
+    """0 is greedy."""
+    max_new_tokens: int = Field(64, ge=1)
+    """Per turn."""
+    max_turns: int = Field(2, ge=1)
+    samples: int = Field(4, ge=1)
+    """Samples per problem; stability is the share of problems answered the same way by all."""
+    seed: int = 1234
+
+
+class PromotionGate(Config):
+    """What the policy must show against the snapshot to go on."""
+
+    min_delta_ci_low: float = Field(0.0, ge=-1, le=1)
+    """Lower end of the paired 95 % interval of accuracy, policy minus snapshot."""
+    max_truncated_share: float = Field(0.2, ge=0, le=1)
+    stop_on_failure: bool = False
+    """True stops the run; False packages the policy as a candidate and says so."""
+
+
+class EvaluationConfig(Config):
+    """Held-out evaluation."""
+
+    sampling: EvaluationSampling = EvaluationSampling()
+    max_problems: int = Field(512, ge=1)
+    bootstrap_resamples: int = Field(2000, ge=100)
+    gate: PromotionGate = PromotionGate()

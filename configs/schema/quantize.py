@@ -1,0 +1,41 @@
+"""Settings of GGUF quantisation and its parity gates."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from configs.schema.base import Config
+
+QuantType = Literal["Q8_0", "Q5_K_M", "Q4_K_M", "IQ2_M"]
+
+
+class QuantGate(Config):
+    """When one quantisation ships."""
+
+    accuracy_ci_low: float = Field(-0.03, ge=-1, le=0)
+    """Lower end of the paired 95 % interval of greedy accuracy, quantisation minus F16."""
+    max_kld: float = Field(0.5, gt=0)
+    """Mean per-token KL to F16 on rollout tokens, nats."""
+    min_top1: float = Field(0.8, ge=0, le=1)
+
+
+class QuantizeConfig(Config):
+    """Merge, convert, importance matrix, quantise, parity."""
+
+    types: tuple[QuantType, ...] = Field(("Q8_0", "Q4_K_M", "IQ2_M"), min_length=1)
+    gates: dict[QuantType, QuantGate] = {
+        "Q8_0": QuantGate(accuracy_ci_low=-0.01, max_kld=0.01, min_top1=0.97),
+        "Q5_K_M": QuantGate(accuracy_ci_low=-0.02, max_kld=0.05, min_top1=0.95),
+        "Q4_K_M": QuantGate(accuracy_ci_low=-0.03, max_kld=0.1, min_top1=0.91),
+        "IQ2_M": QuantGate(accuracy_ci_low=-0.05, max_kld=0.5, min_top1=0.8),
+    }
+    imatrix_rollouts: int = Field(256, ge=1)
+    """The policy's own rollouts that make the importance matrix."""
+    parity_rollouts: int = Field(128, ge=1)
+    """Other rollouts, on which KL, top-1 and perplexity are measured."""
+    accuracy_problems: int = Field(2000, ge=1)
+    """Held-out problems answered greedily by every variant through llama.cpp."""
+    parallel_sequences: int = Field(64, ge=1)
+    max_f16_kld: float = Field(1e-4, gt=0)
+    """Gate on HF float32 → GGUF F16."""
+    min_f16_top1: float = Field(0.995, ge=0, le=1)

@@ -1,0 +1,226 @@
+"""Settings of the asynchronous RL engine."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from configs.schema.base import Config
+from configs.schema.training import DeepSpeedSettings, Lora, Optimiser, Trainable
+
+
+class InlineRuntime(Config):
+    """One process, strictly alternating where the staleness limit is 0; deterministic on CPU."""
+
+    type: Literal["inline"] = "inline"
+
+
+class RayRuntime(Config):
+    """Generator and learner as Ray actors, on this machine or a cluster."""
+
+    type: Literal["ray"] = "ray"
+    address: str | None = None
+    """Address of a running cluster; None starts Ray here, on loopback only."""
+    rollout_workers: int = Field(1, ge=1)
+    rollout_threads: int = Field(1, ge=1)
+    learner_threads: int = Field(1, ge=1)
+    start_timeout_s: float = Field(120.0, gt=0)
+
+
+Runtime = Annotated[InlineRuntime | RayRuntime, Field(discriminator="type")]
+
+
+class TransformersEngineConfig(Config):
+    """Batched sampling with transformers; suits small models and CPUs."""
+
+    type: Literal["transformers"] = "transformers"
+    max_sequences: int = Field(256, ge=1)
+
+
+class VllmEngineConfig(Config):
+    """vLLM: paged attention, prefix caching, continuous batching."""
+
+    type: Literal["vllm"] = "vllm"
+    tensor_parallel_size: int = Field(1, ge=1)
+    gpu_memory_utilization: float = Field(0.85, gt=0, le=1)
+    max_sequences: int = Field(256, ge=1)
+
+
+Engine = Annotated[TransformersEngineConfig | VllmEngineConfig, Field(discriminator="type")]
+
+
+class GrpoCredit(Config):
+    """(R − mean) / (sample std + eps) within the group (arXiv 2402.03300)."""
+
+    type: Literal["grpo"] = "grpo"
+    eps: float = Field(1e-6, gt=0)
+
+
+class DrGrpoCredit(Config):
+    """R − mean within the group, no division by std (arXiv 2503.20783)."""
+
+    type: Literal["dr_grpo"] = "dr_grpo"
+
+
+class TurnGaeCredit(Config):
+    """GAE over turns with a value head on the shared trunk (arXiv 1506.02438, per turn)."""
+
+    type: Literal["turn_gae"] = "turn_gae"
+    gamma: float = Field(0.99, gt=0, le=1)
+    lam: float = Field(0.95, ge=0, le=1)
+    value_coefficient: float = Field(0.1, ge=0)
+    normalise: bool = True
+    """Centre and scale advantages over the batch."""
+
+
+Credit = Annotated[GrpoCredit | DrGrpoCredit | TurnGaeCredit, Field(discriminator="type")]
+
+
+class PpoClip(Config):
+    """PPO clip on π_θ/μ with clip-higher and dual clip (arXiv 1707.06347, 2503.14476)."""
+
+    type: Literal["ppo_clip"] = "ppo_clip"
+    clip_low: float = Field(0.2, gt=0, lt=1)
+    clip_high: float = Field(0.28, gt=0)
+    dual_clip: float | None = Field(3.0, gt=1)
+    aggregation: Literal["token_mean", "constant"] = "token_mean"
+    """`constant` divides by batch × max_new_tokens (Dr. GRPO); both denominators are global."""
+
+
+Loss = Annotated[PpoClip, Field()]
+
+
+class AdaptiveKl(Config):
+    """β moves so that KL stays in a band that narrows from `target_start` to `target_end`."""
+
+    target_start: float = Field(0.1, gt=0)
+    target_end: float = Field(0.05, gt=0)
+    over_steps: int = Field(100, ge=1)
+    band: float = Field(0.5, gt=0, lt=1)
+    """Half-width of the band as a share of the target."""
+    horizon: float = Field(10.0, gt=0)
+    """Steps over which β changes by the clipped error of 0.2."""
+    min_coefficient: float = Field(1e-5, gt=0)
+    max_coefficient: float = Field(1.0, gt=0)
+
+
+class KlConfig(Config):
+    """KL to the SFT snapshot: k2 as a loss times sg(π_θ/μ), or k1 taken off the reward."""
+
+    coefficient: float = Field(0.001, ge=0)
+    placement: Literal["loss", "reward"] = "loss"
+    adaptive: AdaptiveKl | None = None
+
+
+class Anneal(Config):
+    """A value that goes linearly from `start` to `end` over `over_steps` optimiser steps."""
+
+    start: float
+    end: float
+    over_steps: int = Field(100, ge=1)
+
+
+class RolloutSampling(Config):
+    """How training samples are drawn; evaluation has a block of its own."""
+
+    temperature: Anneal = Anneal(start=1.0, end=1.0)
+    max_new_tokens: int = Field(64, ge=1)
+    """Per turn."""
+    max_turns: int = Field(2, ge=1)
+
+    @model_validator(mode="after")
+    def _temperature_positive(self) -> "RolloutSampling":
+        if min(self.temperature.start, self.temperature.end) <= 0:
+            raise ValueError("rl.sampling.temperature must stay above 0: μ is a tempered logprob")
+        return self
+
+
+class PublishSchedule(Config):
+    """Optimiser steps between two publishes, annealed from `start` to `end`."""
+
+    start: int = Field(1, ge=1)
+    end: int = Field(1, ge=1)
+    over_steps: int = Field(100, ge=1)
+
+
+class BufferConfig(Config):
+    """The version-stamped ring between generator and learner."""
+
+    capacity_batches: int = Field(5, ge=1)
+    """Ring size in batches; the staleness limit bounds what is used of it."""
+    order: Literal["freshest", "fifo"] = "freshest"
+    fresh_share_floor: float = Field(0.0, ge=0, le=1)
+    """Wait for new samples while less than this share of a batch is of the newest version."""
+
+
+class RewardConfig(Config):
+    """Outcome and process rewards."""
+
+    outcome: float = Field(1.0, gt=0)
+    format: Anneal = Anneal(start=0.05, end=0.0)
+    """Paid for a well-formed final answer, annealed to zero; at most a tenth of `outcome`."""
+
+    @model_validator(mode="after")
+    def _process_small(self) -> "RewardConfig":
+        if max(self.format.start, self.format.end) > 0.1 * self.outcome:
+            raise ValueError(
+                f"rl.reward.format={self.format.start}→{self.format.end} exceeds a tenth of "
+                f"rl.reward.outcome={self.outcome}; process rewards stay small"
+            )
+        return self
+
+
+class SentinelConfig(Config):
+    """When a batch's rewards look wrong the grader answers known-answer probes."""
+
+    warmup_batches: int = Field(5, ge=1)
+    max_unscored_share: float = Field(0.2, ge=0, le=1)
+    drift_sigmas: float = Field(6.0, gt=0)
+    """Batch mean this many running deviations off is suspicious."""
+
+
+class RLConfig(Config):
+    """Asynchronous RL: two coroutines, bounded staleness, proven weight sync."""
+
+    steps: int = Field(200, ge=1)
+    """Optimiser steps."""
+    batch_size: int = Field(128, ge=1)
+    """Samples per optimiser step; a multiple of `group_size`."""
+    group_size: int = Field(8, ge=1)
+    staleness_limit: int = Field(2, ge=0)
+    """η: no token older than this many optimiser steps is trained on; 0 is synchronous."""
+    publish: PublishSchedule = PublishSchedule()
+    buffer: BufferConfig = BufferConfig()
+    runtime: Runtime = RayRuntime()
+    engine: Engine = TransformersEngineConfig()
+    trainable: Trainable = Lora()
+    optimiser: Optimiser = Optimiser(lr=1e-5)
+    deepspeed: DeepSpeedSettings = DeepSpeedSettings()
+    credit: Credit = GrpoCredit()
+    loss: Loss = PpoClip()
+    kl: KlConfig = KlConfig()
+    sampling: RolloutSampling = RolloutSampling()
+    reward: RewardConfig = RewardConfig()
+    sentinel: SentinelConfig = SentinelConfig()
+    checkpoint_every: int = Field(1, ge=1)
+    """Optimiser steps between checkpoints."""
+    seed: int = 0
+
+    @model_validator(mode="after")
+    def _loop_can_be_fed(self) -> "RLConfig":
+        if self.batch_size % self.group_size:
+            raise ValueError(
+                f"rl.batch_size={self.batch_size} is not a multiple of rl.group_size="
+                f"{self.group_size}; try {self.group_size * max(1, self.batch_size // self.group_size)}"
+            )
+        if max(self.publish.start, self.publish.end) > self.staleness_limit + 1:
+            raise ValueError(
+                f"rl.publish={self.publish.start}→{self.publish.end} is above rl.staleness_limit+1="
+                f"{self.staleness_limit + 1}: the loop could not be fed without breaking the "
+                "staleness limit; publish more often or raise rl.staleness_limit"
+            )
+        if self.group_size < 2 and self.credit.type in ("grpo", "dr_grpo"):
+            raise ValueError(
+                f"rl.group_size={self.group_size} with rl.credit.type={self.credit.type}: a group "
+                "of one has no baseline; use 2 or more, or rl.credit.type=turn_gae"
+            )
+        return self

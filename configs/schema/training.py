@@ -1,0 +1,51 @@
+"""Settings that SFT and RL share: adapter, optimiser, DeepSpeed."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from configs.schema.base import Config
+
+
+class Lora(Config):
+    """Low-rank adapters on named projections."""
+
+    type: Literal["lora"] = "lora"
+    r: int = Field(16, ge=1)
+    alpha: int = Field(32, ge=1)
+    dropout: float = Field(0.0, ge=0, lt=1)
+    targets: tuple[str, ...] = Field(("q_proj", "v_proj"), min_length=1)
+
+
+class FullWeights(Config):
+    """Every weight is trained."""
+
+    type: Literal["full"] = "full"
+
+
+Trainable = Annotated[Lora | FullWeights, Field(discriminator="type")]
+
+
+class Optimiser(Config):
+    """AdamW with linear warm-up, then constant or linear decay."""
+
+    lr: float = Field(1e-5, gt=0)
+    betas: tuple[float, float] = (0.9, 0.95)
+    weight_decay: float = Field(0.0, ge=0)
+    grad_clip: float = Field(1.0, gt=0)
+    warmup_steps: int = Field(5, ge=0)
+    decay: Literal["constant", "linear"] = "constant"
+    """`linear` falls to a tenth of `lr` at the last step."""
+    max_skipped_in_a_row: int = Field(3, ge=1)
+    """Consecutive non-finite steps that abort the run."""
+
+
+class DeepSpeedSettings(Config):
+    """What goes into the DeepSpeed config."""
+
+    zero_stage: Literal[0, 1, 2, 3] = 0
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    micro_batch_tokens: int = Field(16384, ge=1)
+    """Padded tokens a forward pass may hold; a batch is cut into micro-batches by length."""
+    threads: int | None = Field(None, ge=1)
+    """CPU threads of the learner; None lets the runtime share the cores out."""

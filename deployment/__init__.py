@@ -1,0 +1,1 @@
+"""Prefect deployment and the edge bundle."""

@@ -1,0 +1,1 @@
+"""Templates and on-device code of the Jetson bundle, and the stage that fills them."""

@@ -1,0 +1,1 @@
+"""Flows and the command line: order, gates, promotion; no real work."""

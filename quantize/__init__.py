@@ -1,0 +1,1 @@
+"""Merge, GGUF conversion, importance matrix, quantisation, parity."""

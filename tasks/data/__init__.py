@@ -1,0 +1,1 @@
+"""Data prep: sources, canonical rows, leaks, bands."""

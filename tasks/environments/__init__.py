@@ -1,0 +1,1 @@
+"""Prompts, tools and demonstrations; the one prompt renderer."""

@@ -1,0 +1,39 @@
+"""Canonical rows: what data prep writes and every later stage reads."""
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict
+
+Message = dict[str, str]
+"""`{"role": "system" | "user" | "assistant" | "tool", "content": …}`"""
+
+AnswerKind = Literal["number", "code", "math", "text"]
+
+
+class Row(BaseModel):
+    """One problem. Answers stay strings: `033` is never read as 33."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    id: str
+    prompt: str
+    """What the user says."""
+    answer: str
+    """The gold answer, as it stands in the source."""
+    answer_kind: AnswerKind = "number"
+    band: str = "all"
+    """Difficulty band."""
+    source: str = ""
+    solution: str | None = None
+    """A worked solution, where the source has one."""
+    meta: dict[str, Any] = {}
+
+
+class Demonstration(BaseModel):
+    """A conversation SFT learns; loss falls on assistant messages only."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    id: str
+    row_id: str
+    messages: list[Message]

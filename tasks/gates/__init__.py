@@ -1,0 +1,1 @@
+"""Great Expectations suites as code, and the quarantine."""

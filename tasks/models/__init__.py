@@ -1,0 +1,1 @@
+"""Load, adapt, score and save models; the DeepSpeed wrapper SFT and RL share."""

@@ -1,0 +1,1 @@
+"""The asynchronous RL engine; no Prefect, no MLflow."""

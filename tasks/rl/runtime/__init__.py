@@ -1,0 +1,1 @@
+"""Where generator and learner run: inline, or as Ray actors."""

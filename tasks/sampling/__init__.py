@@ -1,0 +1,1 @@
+"""Rollout engines behind one protocol, and the one turn-and-tool loop."""

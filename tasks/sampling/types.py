@@ -1,0 +1,130 @@
+"""What an engine is asked and what it answers; the `RolloutEngine` protocol."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+from typing import NamedTuple, Protocol, runtime_checkable
+
+
+class StopReason(str, Enum):
+    """Why a turn ended."""
+
+    END_OF_TURN = "end_of_turn"
+    MAX_TOKENS = "max_tokens"
+    CONTEXT_FULL = "context_full"
+    ABORTED = "aborted"
+
+
+class PolicyVersion(NamedTuple):
+    """The weights an engine holds: the attempt that published them, and its optimiser step."""
+
+    attempt: int
+    step: int
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """How one turn is drawn. No top-k or top-p: μ must be the whole tempered distribution (A06)."""
+
+    temperature: float
+    """0 is greedy; logprobs are then those at temperature 1."""
+    max_new_tokens: int
+
+
+@dataclass(frozen=True)
+class GenerateRequest:
+    """One turn to sample."""
+
+    request_id: str
+    prompt_ids: tuple[int, ...]
+    params: SamplingParams
+    seed: int
+    """The tokens drawn depend on (weights, prompt, params, seed), not on the batch around them."""
+
+
+@dataclass(frozen=True)
+class Completion:
+    """One sampled turn. `token_ids` holds the end-of-turn token where the policy sampled it."""
+
+    request_id: str
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    """μ: log-probability of each sampled token at the sampling temperature, nats."""
+    stop_reason: StopReason
+    policy_version: PolicyVersion
+
+
+@runtime_checkable
+class RolloutEngine(Protocol):
+    """Samples turns from one policy version at a time."""
+
+    @property
+    def policy_version(self) -> PolicyVersion:
+        """The version that samples now."""
+        ...
+
+    def generate(self, requests: Sequence[GenerateRequest]) -> list[Completion]:
+        """Sample one turn for each request, in the order asked."""
+        ...
+
+    def load_policy(self, weights: Path, version: PolicyVersion) -> str:
+        """Take the published weights and return the hash read back from the engine's memory."""
+        ...
+
+    def score(
+        self, sequences: Sequence[Sequence[int]], temperature: float
+    ) -> list[tuple[float, ...]]:
+        """log p(token t | tokens < t) at `temperature` for t ≥ 1 (canary, parity)."""
+        ...
+
+    def close(self) -> None:
+        """Give memory back."""
+        ...
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One span the policy sampled: positions `[start, end)` of `Rollout.token_ids`."""
+
+    start: int
+    end: int
+    stop_reason: StopReason
+    policy_version: PolicyVersion
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """One episode: prompt, sampled turns and observations, as one token sequence.
+
+    Every per-token field has the length of `token_ids` (T); `sampler_logprobs` is 0.0 where
+    `action_mask` is False.
+    """
+
+    rollout_id: str
+    row_id: str
+    group_id: str
+    token_ids: tuple[int, ...]
+    action_mask: tuple[bool, ...]
+    """True = a token the policy sampled and is trained on."""
+    sampler_logprobs: tuple[float, ...]
+    turns: tuple[Turn, ...]
+    temperature: float
+    messages: tuple[dict[str, str], ...] = ()
+    """The conversation as text, prompt included, for grading and for people."""
+    final_text: str = ""
+    """Text of the last assistant message."""
+    truncated: bool = False
+    tool_calls: int = 0
+    tool_errors: int = 0
+    meta: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def oldest_version(self) -> PolicyVersion:
+        """Version of the oldest sampled token."""
+        return min(turn.policy_version for turn in self.turns)
+
+    @property
+    def sampled_tokens(self) -> int:
+        """How many tokens the policy sampled."""
+        return sum(self.action_mask)

@@ -1,0 +1,1 @@
+"""Supervised fine-tuning, which makes the frozen reference snapshot."""
