@@ -75,6 +75,10 @@ class PromptRenderer:
             raise PromptRenderError(f"the vocabulary cannot encode part of {text[:80]!r}")
         return list(ids)
 
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of sampled ids, special tokens kept visible."""
+        return str(self.tokenizer.decode(list(ids), skip_special_tokens=False))
+
     def prompt_ids(self, messages: Sequence[Message]) -> list[int]:
         """Ids up to and with the opening of the assistant's turn."""
         return self.encode(self.text(messages, open_turn=True))
