@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from tasks.environments.row import Message
+from tasks.environments.sanitise import sanitise
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -13,16 +14,6 @@ SPECIAL_MARK = "<|"
 
 class PromptRenderError(ValueError):
     """Text cannot be rendered or encoded; says which message and why."""
-
-
-def sanitise(content: str, specials: Sequence[str]) -> str:
-    """Take the model's special strings out of untrusted text, so that they stay text.
-
-    A zero-width space after the first character breaks the match and is visible in a diff.
-    """
-    for special in specials:
-        content = content.replace(special, special[0] + "\u200b" + special[1:])
-    return content
 
 
 class PromptRenderer:
