@@ -60,9 +60,7 @@ class ReasoningGymSource(Config):
     heldout_rows: int = Field(256, ge=1)
 
 
-Source = Annotated[
-    CalculatorSource | FileSource | ReasoningGymSource, Field(discriminator="type")
-]
+Source = Annotated[CalculatorSource | FileSource | ReasoningGymSource, Field(discriminator="type")]
 
 
 class DataGate(Config):

@@ -10,6 +10,7 @@ from configs.schema.package import CostConfig, PackageConfig, TrackingConfig
 from configs.schema.quantize import QuantizeConfig
 from configs.schema.rl import RLConfig
 from configs.schema.sft import SFTConfig
+from configs.schema.supervision import SupervisionConfig
 
 
 class Requirements(Config):
@@ -41,6 +42,7 @@ class PipelineConfig(Config):
     package: PackageConfig = PackageConfig()
     tracking: TrackingConfig = TrackingConfig()
     cost: CostConfig = CostConfig()
+    supervision: SupervisionConfig = SupervisionConfig()
 
     @model_validator(mode="after")
     def _heldout_has_problems(self) -> "PipelineConfig":

@@ -208,9 +208,10 @@ class RLConfig(Config):
     @model_validator(mode="after")
     def _loop_can_be_fed(self) -> "RLConfig":
         if self.batch_size % self.group_size:
+            nearest = self.group_size * max(1, self.batch_size // self.group_size)
             raise ValueError(
                 f"rl.batch_size={self.batch_size} is not a multiple of rl.group_size="
-                f"{self.group_size}; try {self.group_size * max(1, self.batch_size // self.group_size)}"
+                f"{self.group_size}; try {nearest}"
             )
         if max(self.publish.start, self.publish.end) > self.staleness_limit + 1:
             raise ValueError(
