@@ -74,16 +74,46 @@ class PromptRenderer:
         """Ids up to and with the opening of the assistant's turn."""
         return self.encode(self.text(messages, open_turn=True))
 
-    def observation_ids(self, messages: Sequence[Message], observation: Message) -> list[int]:
+    def observation_ids(
+        self, messages: Sequence[Message], following: Sequence[Message]
+    ) -> list[int]:
         """Ids that follow a sampled assistant turn (which ends with `end_of_turn_id`):
-        the rest of the closed turn, the observation, and the opening of the next turn.
+        the rest of the closed turn, the messages that answer it, and the opening of the next turn.
 
         Sampled ids are never re-tokenised: only what lies between two sampled spans is rendered.
         """
         closed = self.text(messages, open_turn=False)
-        following = self.text([*messages, observation], open_turn=True)
-        if not following.startswith(closed):
+        longer = self.text([*messages, *following], open_turn=True)
+        if not longer.startswith(closed):
             raise PromptRenderError("the chat template is not append-only; turns cannot be masked")
         end = self.tokenizer.convert_ids_to_tokens(self.end_of_turn_id)
         tail = closed[closed.rindex(end) + len(end) :] if end in closed else ""
-        return self.encode(tail + following[len(closed) :])
+        return self.encode(tail + longer[len(closed) :])
+
+    def supervised(self, messages: Sequence[Message]) -> tuple[list[int], list[bool]]:
+        """Ids of a whole conversation and its mask; True = a policy token, end of turn included.
+
+        Built span by span exactly as an episode is, so SFT and RL see the same ids. What follows
+        the last assistant message is left out.
+
+        Raises:
+            PromptRenderError: the conversation has no assistant message.
+        """
+        spoken = [i for i, m in enumerate(messages) if m["role"] == "assistant"]
+        if not spoken:
+            raise PromptRenderError("a demonstration needs at least one assistant message")
+        ids: list[int] = []
+        mask: list[bool] = []
+        previous = None
+        for i in spoken:
+            if previous is None:
+                context = self.prompt_ids(messages[:i])
+            else:
+                context = self.observation_ids(
+                    messages[: previous + 1], messages[previous + 1 : i]
+                )
+            said = self.encode(sanitise(messages[i]["content"], self._specials))
+            ids += [*context, *said, self.end_of_turn_id]
+            mask += [False] * len(context) + [True] * (len(said) + 1)
+            previous = i
+        return ids, mask

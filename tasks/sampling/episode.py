@@ -139,7 +139,7 @@ def _advance(
         episode.done = True
         return
     message = {"role": "tool", "content": observation}
-    episode.observe(renderer.observation_ids(episode.messages, message))
+    episode.observe(renderer.observation_ids(episode.messages, [message]))
     episode.messages.append(message)
 
 

@@ -1,0 +1,21 @@
+"""Errors of loading, adapting and saving models."""
+
+
+class ModelError(Exception):
+    """Base of what can go wrong with a model."""
+
+
+class UnknownArchitectureError(ModelError, ValueError):
+    """The model's architecture is not one this pipeline trains and converts."""
+
+
+class VocabularyError(ModelError, ValueError):
+    """Tokenizer and embedding do not fit each other."""
+
+
+class WeightsMismatchError(ModelError, ValueError):
+    """Weights have another shape, name or hash than announced."""
+
+
+class NonFiniteStepError(ModelError, ArithmeticError):
+    """Too many optimiser steps in a row had a non-finite gradient or loss."""

@@ -1,0 +1,139 @@
+"""Load and save models in Hugging Face format, safetensors only."""
+
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers.tokenization_utils_base import PreTrainedTokenizerBase
+
+from tasks.artifacts.atomic import fsync_folder
+from tasks.artifacts.content_hash import hash_tensors
+from tasks.models.errors import ModelError, UnknownArchitectureError, VocabularyError
+
+ARCHITECTURES = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+class ModelNotFoundError(ModelError, FileNotFoundError):
+    """There is no model where the config points."""
+
+
+def load_tokenizer(path: Path | str, revision: str | None = None) -> PreTrainedTokenizerBase:
+    """The tokenizer saved beside a model."""
+    return AutoTokenizer.from_pretrained(str(path), revision=revision)
+
+
+def load_model(
+    path: Path | str, *, dtype: str = "float32", revision: str | None = None
+) -> PreTrainedModel:
+    """A causal language model in `dtype`, in eval mode.
+
+    Raises:
+        ModelNotFoundError: a local folder without config.json (never asked of the hub).
+        UnknownArchitectureError: not one of `ARCHITECTURES`.
+    """
+    folder = Path(path)
+    if folder.exists() and not (folder / "config.json").exists():
+        raise ModelNotFoundError(f"model.path={path!s} holds no config.json")
+    if not folder.exists() and (str(path).startswith((".", "/")) or str(path).count("/") != 1):
+        raise ModelNotFoundError(
+            f"model.path={path!s} is no folder; give a folder in Hugging Face format or a public "
+            "model id of the form owner/name"
+        )
+    if folder.exists():
+        check_architecture(folder)
+    model = AutoModelForCausalLM.from_pretrained(
+        str(path), revision=revision, dtype=DTYPES[dtype], use_safetensors=True
+    )
+    _check_loaded(model)
+    return model.eval()
+
+
+def check_architecture(folder: Path) -> str:
+    """The architecture named in config.json, if it is one that trains and converts."""
+    names = json.loads((folder / "config.json").read_text()).get("architectures") or ["none"]
+    if names[0] not in ARCHITECTURES:
+        raise UnknownArchitectureError(
+            f"model architecture {names[0]!r} is not supported; choose a model of one of "
+            f"{', '.join(ARCHITECTURES)}"
+        )
+    return names[0]
+
+
+def _check_loaded(model: PreTrainedModel) -> None:
+    if type(model).__name__ not in ARCHITECTURES:
+        raise UnknownArchitectureError(
+            f"model architecture {type(model).__name__!r} is not supported; choose a model of one "
+            f"of {', '.join(ARCHITECTURES)}"
+        )
+
+
+def check_vocabulary(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Refuse a tokenizer with more tokens than the embedding has rows (A17).
+
+    Raises:
+        VocabularyError: names the tokens without a row.
+    """
+    rows = model.get_input_embeddings().weight.shape[0]
+    if len(tokenizer) <= rows:
+        return
+    missing = [t for t, i in sorted(tokenizer.get_vocab().items(), key=lambda x: x[1]) if i >= rows]
+    raise VocabularyError(
+        f"the tokenizer has {len(tokenizer)} tokens and the embedding {rows} rows; without a row: "
+        f"{', '.join(missing[:8])}. Remove them from the tokenizer or resize the embedding"
+    )
+
+
+def canonical_tensors(model: PreTrainedModel) -> dict[str, torch.Tensor]:
+    """The model's own tensors by name; a tied head is left out, so it is counted once."""
+    tensors = dict(model.state_dict())
+    if model.config.tie_word_embeddings:
+        tensors.pop("lm_head.weight", None)
+    return {name: tensor.detach() for name, tensor in tensors.items()}
+
+
+def save_model(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    folder: Path,
+    tensors: Mapping[str, torch.Tensor] | None = None,
+) -> str:
+    """Write an HF folder at once (temporary folder, fsync, rename); returns the weights' hash.
+
+    `tensors` replaces the model's own (merged weights).
+    """
+    weights = {k: v.detach().cpu().contiguous() for k, v in (tensors or canonical_tensors(model)).items()}
+    temporary = folder.with_name(f".{folder.name}.partial")
+    shutil.rmtree(temporary, ignore_errors=True)
+    temporary.mkdir(parents=True)
+    tokenizer.save_pretrained(temporary)
+    model.config.save_pretrained(temporary)
+    _stamp_architecture(temporary / "config.json", model)
+    save_file(weights, temporary / "model.safetensors", metadata={"format": "pt"})
+    for file in temporary.iterdir():
+        with file.open("rb") as handle:
+            os.fsync(handle.fileno())
+    shutil.rmtree(folder, ignore_errors=True)
+    os.replace(temporary, folder)
+    fsync_folder(folder.parent)
+    return hash_tensors(weights)
+
+
+def _stamp_architecture(config: Path, model: PreTrainedModel) -> None:
+    value = json.loads(config.read_text())
+    value["architectures"] = [type(model).__name__]
+    value["dtype"] = "float32"
+    config.write_text(json.dumps(value, indent=2, sort_keys=True) + "\n")
+
+
+def hash_model(folder: Path) -> str:
+    """Hash of the canonical tensors of a saved model."""
+    from safetensors.torch import load_file
+
+    tensors = load_file(folder / "model.safetensors")
+    return hash_tensors(tensors)

@@ -1,0 +1,179 @@
+"""The DeepSpeed wrapper that SFT and RL share: accumulate, guard, step, checkpoint."""
+
+import contextlib
+import math
+import os
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from configs.schema.training import DeepSpeedSettings, Optimiser
+from tasks.models.errors import NonFiniteStepError, WeightsMismatchError
+
+
+@dataclass(frozen=True)
+class StepStats:
+    """What one optimiser step did."""
+
+    grad_norm: float
+    """Global L2 norm before clipping."""
+    lr: float
+    skipped: bool
+    """True = a non-finite gradient; the weights did not move."""
+
+
+def learning_rate(optimiser: Optimiser, step: int, total_steps: int) -> float:
+    """Linear warm-up, then constant, or linear down to a tenth of `lr` at `total_steps`."""
+    if step < optimiser.warmup_steps:
+        return optimiser.lr * (step + 1) / (optimiser.warmup_steps + 1)
+    if optimiser.decay == "constant":
+        return optimiser.lr
+    span = max(1, total_steps - 1 - optimiser.warmup_steps)
+    progress = min(1.0, (step - optimiser.warmup_steps) / span)
+    return optimiser.lr * (1 - 0.9 * progress)
+
+
+def free_port() -> int:
+    """A TCP port on loopback that was free a moment ago."""
+    with contextlib.closing(socket.socket()) as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
+
+
+def start_process_group() -> None:
+    """Join (or, alone, form) the process group DeepSpeed needs; gloo on loopback by default."""
+    import deepspeed
+
+    if torch.distributed.is_initialized():
+        return
+    os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
+    os.environ.setdefault("MASTER_PORT", str(free_port()))
+    for name, value in (("RANK", "0"), ("LOCAL_RANK", "0"), ("WORLD_SIZE", "1")):
+        os.environ.setdefault(name, value)
+    backend = "nccl" if torch.cuda.is_available() else "gloo"
+    deepspeed.init_distributed(dist_backend=backend, auto_mpi_discovery=False, verbose=False)
+
+
+class TrainEngine:
+    """AdamW under DeepSpeed. `step` moves the weights once, over all `backward` calls since."""
+
+    def __init__(
+        self,
+        module: torch.nn.Module,
+        optimiser: Optimiser,
+        settings: DeepSpeedSettings,
+        *,
+        total_steps: int,
+    ) -> None:
+        import deepspeed
+
+        start_process_group()
+        self._optimiser = optimiser
+        self._total_steps = total_steps
+        self._sharded = settings.zero_stage > 0
+        self._trained = [p for p in module.parameters() if p.requires_grad]
+        adamw = torch.optim.AdamW(
+            self._trained,
+            lr=optimiser.lr,
+            betas=optimiser.betas,
+            weight_decay=optimiser.weight_decay,
+            fused=not self._sharded,
+        )
+        self._engine, self._ds_optimizer, _, _ = deepspeed.initialize(
+            model=module, optimizer=adamw, config=_deepspeed_config(optimiser, settings)
+        )
+        self._base_optimizer = adamw
+        self.module = module
+        self.steps_taken = 0
+        self.skipped_steps = 0
+        self._skipped_in_a_row = 0
+
+    def forward(self, *args: torch.Tensor) -> object:
+        """Run the module through DeepSpeed's hooks."""
+        return self._engine(*args)
+
+    def backward(self, loss: torch.Tensor) -> None:
+        """Add the gradient of a loss that already has its global denominator."""
+        self._engine.backward(loss, scale_wrt_gas=False)
+
+    def step(self) -> StepStats:
+        """Clip and move the weights, unless the gradient is not finite (A07).
+
+        The learning-rate schedule counts steps taken: a skipped step does not advance it.
+
+        Raises:
+            NonFiniteStepError: `max_skipped_in_a_row` skipped steps one after another.
+        """
+        lr = learning_rate(self._optimiser, self.steps_taken, self._total_steps)
+        for group in self._base_optimizer.param_groups:
+            group["lr"] = lr
+        norm = self._grad_norm()
+        if not self._sharded and not math.isfinite(norm):
+            self._engine.zero_grad()
+            return self._skip(norm, lr)
+        self._engine.step()
+        if self._sharded:
+            norm = float(self._engine.get_global_grad_norm() or 0.0)
+            if not self._engine._step_applied or not math.isfinite(norm):
+                return self._skip(norm, lr)
+        self.steps_taken += 1
+        self._skipped_in_a_row = 0
+        return StepStats(norm, lr, skipped=False)
+
+    def _grad_norm(self) -> float:
+        if self._sharded:
+            return 0.0  # DeepSpeed clips and reports the norm itself
+        return float(torch.nn.utils.clip_grad_norm_(self._trained, self._optimiser.grad_clip))
+
+    def _skip(self, norm: float, lr: float) -> StepStats:
+        self.skipped_steps += 1
+        self._skipped_in_a_row += 1
+        if self._skipped_in_a_row >= self._optimiser.max_skipped_in_a_row:
+            raise NonFiniteStepError(
+                f"{self._skipped_in_a_row} optimiser steps in a row had a non-finite gradient "
+                f"(norm {norm}); lower the learning rate (now {lr:g}) or the clip, and resume from "
+                "the last checkpoint"
+            )
+        return StepStats(norm, lr, skipped=True)
+
+    def state_tensors(self) -> dict[str, torch.Tensor]:
+        """Optimiser state of this rank, by parameter position; safe to write as safetensors."""
+        tensors: dict[str, torch.Tensor] = {}
+        for index, parameter in enumerate(self._optimised()):
+            for name, value in self._base_optimizer.state.get(parameter, {}).items():
+                tensors[f"{index}.{name}"] = torch.as_tensor(value).detach().clone()
+        return tensors
+
+    def load_state_tensors(self, tensors: Mapping[str, torch.Tensor], steps_taken: int) -> None:
+        """Put optimiser state back.
+
+        Raises:
+            WeightsMismatchError: a tensor does not fit the parameter at its position.
+        """
+        parameters = self._optimised()
+        for key, value in tensors.items():
+            index, name = key.split(".", 1)
+            parameter = parameters[int(index)] if int(index) < len(parameters) else None
+            if parameter is None or (value.dim() and value.shape != parameter.shape):
+                raise WeightsMismatchError(f"optimiser state {key} does not fit this model")
+            self._base_optimizer.state[parameter][name] = value.clone()
+        self.steps_taken = steps_taken
+
+    def _optimised(self) -> list[torch.Tensor]:
+        return [p for group in self._base_optimizer.param_groups for p in group["params"]]
+
+
+def _deepspeed_config(optimiser: Optimiser, settings: DeepSpeedSettings) -> dict[str, object]:
+    return {
+        "train_micro_batch_size_per_gpu": 1,
+        "gradient_accumulation_steps": 1,
+        "managed_gradient_accumulation": False,
+        "gradient_clipping": optimiser.grad_clip if settings.zero_stage else 0.0,
+        "zero_optimization": {"stage": settings.zero_stage},
+        "zero_allow_untested_optimizer": True,
+        "bf16": {"enabled": settings.dtype == "bfloat16"},
+        "steps_per_print": 10**9,
+        "wall_clock_breakdown": False,
+    }

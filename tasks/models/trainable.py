@@ -1,0 +1,121 @@
+"""What is trained: adapters or every weight; published, loaded back, hashed, and switched off."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from transformers import PreTrainedModel
+
+from configs.schema.training import FullWeights, Lora
+from tasks.models.errors import WeightsMismatchError
+from tasks.models.load import canonical_tensors
+
+ADAPTER = "default"
+REFERENCE = "reference"
+
+
+def attach(model: PreTrainedModel, trainable: Lora | FullWeights, seed: int) -> torch.nn.Module:
+    """The model ready for training: every weight, or adapters that start as the identity."""
+    if isinstance(trainable, FullWeights):
+        return model.requires_grad_(True)
+    names = {name.rsplit(".", 1)[-1] for name, _ in model.named_modules()}
+    unknown = sorted(set(trainable.targets) - names)
+    if unknown:
+        linear = sorted(
+            {
+                n.rsplit(".", 1)[-1]
+                for n, m in model.named_modules()
+                if isinstance(m, torch.nn.Linear)
+            }
+        )
+        raise WeightsMismatchError(
+            f"trainable.targets={unknown} match no module of this model; choose from {linear}"
+        )
+    config = LoraConfig(
+        r=trainable.r,
+        lora_alpha=trainable.alpha,
+        lora_dropout=trainable.dropout,
+        target_modules=list(trainable.targets),
+        task_type="CAUSAL_LM",
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return get_peft_model(model, config)
+
+
+def trainable_tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """The weights a publish carries, by canonical name: the adapter's, or all of them."""
+    if isinstance(model, PeftModel):
+        marker = f".{ADAPTER}."
+        return {
+            name.replace(marker, "."): p.detach()
+            for name, p in model.named_parameters()
+            if "lora_" in name and marker in name
+        }
+    return canonical_tensors(model)
+
+
+def load_trainable(model: torch.nn.Module, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Copy published weights into a model of the same shape.
+
+    Raises:
+        WeightsMismatchError: names, or shapes, differ (an adapter of another rank, say).
+    """
+    own = trainable_tensors(model)
+    if set(own) != set(tensors):
+        different = sorted(set(own) ^ set(tensors))[:4]
+        raise WeightsMismatchError(f"published weights differ in names from this model: {different}")
+    with torch.no_grad():
+        for name, target in own.items():
+            source = tensors[name]
+            if source.shape != target.shape:
+                raise WeightsMismatchError(
+                    f"{name} has shape {tuple(source.shape)}, this model {tuple(target.shape)}; "
+                    "was the adapter made with another rank?"
+                )
+            target.copy_(source)
+
+
+def freeze_reference(model: torch.nn.Module) -> None:
+    """Keep the adapter's present weights as the reference when a trained adapter goes on (A05).
+
+    A fresh adapter (B = 0) needs no copy: switched off, it is the base.
+    """
+    if not isinstance(model, PeftModel) or REFERENCE in model.peft_config:
+        return
+    start = trainable_tensors(model)
+    if all(not t.any() for name, t in start.items() if "lora_B" in name):
+        return
+    model.add_adapter(REFERENCE, model.peft_config[ADAPTER])
+    marker = f".{REFERENCE}."
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if marker in name:
+                parameter.copy_(start[name.replace(marker, ".")])
+                parameter.requires_grad_(False)
+    model.set_adapter(ADAPTER)
+
+
+@contextmanager
+def reference_weights(model: torch.nn.Module) -> Iterator[torch.nn.Module]:
+    """The model as the frozen reference: no gradient, no dropout, adapters back on afterwards.
+
+    Full-parameter training has no reference inside the model: pass a frozen copy instead.
+    """
+    if not isinstance(model, PeftModel):
+        raise WeightsMismatchError("full-parameter training needs a frozen copy as its reference")
+    training = model.training
+    model.eval()
+    try:
+        with torch.no_grad():
+            if REFERENCE in model.peft_config:
+                model.base_model.set_adapter(REFERENCE, inference_mode=True)
+                yield model
+            else:
+                with model.disable_adapter():
+                    yield model
+    finally:
+        if REFERENCE in model.peft_config:
+            model.base_model.set_adapter(ADAPTER)
+        model.train(training)

@@ -1,0 +1,206 @@
+"""Batched sampling with transformers: every request has its own random stream.
+
+The loop is the project's own because `generate` neither returns the tempered log-probability of
+each sampled token without keeping all logits, nor gives each request a seed of its own.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors.torch import load_file
+from transformers import DynamicCache
+
+from tasks.artifacts.content_hash import hash_tensors
+from tasks.models.logprobs import tempered_logprobs
+from tasks.models.trainable import load_trainable, trainable_tensors
+from tasks.sampling.errors import NonFiniteLogitsError, PromptTooLongError
+from tasks.sampling.types import (
+    Completion,
+    GenerateRequest,
+    PolicyVersion,
+    StopReason,
+)
+
+COMPACT_BELOW = 0.6
+"""When fewer than this share of the rows still generate, the others leave the batch."""
+
+
+class TransformersEngine:
+    """`RolloutEngine` over a transformers (or peft) model in this process."""
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        *,
+        end_of_turn_id: int,
+        max_length: int,
+        version: PolicyVersion = PolicyVersion(0, 0),  # noqa: B008 (a frozen tuple)
+        max_sequences: int = 256,
+    ) -> None:
+        self.model = model.eval()
+        self._end = end_of_turn_id
+        self._max_length = max_length
+        self._version = version
+        self._max_sequences = max_sequences
+
+    @property
+    def policy_version(self) -> PolicyVersion:
+        """The version that samples now."""
+        return self._version
+
+    def load_policy(self, weights: Path, version: PolicyVersion) -> str:
+        """Take published weights; the hash is taken over the model's memory, not the file."""
+        load_trainable(self.model, load_file(weights))
+        self._version = version
+        return hash_tensors(trainable_tensors(self.model))
+
+    def close(self) -> None:
+        """Drop the model."""
+        del self.model
+
+    def generate(self, requests: Sequence[GenerateRequest]) -> list[Completion]:
+        """Sample one turn per request, longest prompts together."""
+        for request in requests:
+            if not request.prompt_ids or len(request.prompt_ids) > self._max_length:
+                raise PromptTooLongError(
+                    f"request {request.request_id} has {len(request.prompt_ids)} prompt tokens; "
+                    f"expected 1 to {self._max_length} (model.max_length)"
+                )
+        order = sorted(range(len(requests)), key=lambda i: -len(requests[i].prompt_ids))
+        completions: dict[int, Completion] = {}
+        for first in range(0, len(order), self._max_sequences):
+            chunk = order[first : first + self._max_sequences]
+            for i, completion in zip(chunk, self._turn([requests[i] for i in chunk]), strict=True):
+                completions[i] = completion
+        return [completions[i] for i in range(len(requests))]
+
+    @torch.inference_mode()
+    def score(
+        self, sequences: Sequence[Sequence[int]], temperature: float
+    ) -> list[tuple[float, ...]]:
+        """Tempered log-probabilities of each sequence's tokens from the second on."""
+        scores = []
+        for sequence in sequences:
+            ids = torch.tensor([list(sequence)])
+            logits = self.model(input_ids=ids, use_cache=False).logits
+            logprobs = tempered_logprobs(logits, ids, torch.tensor([temperature]))
+            scores.append(tuple(logprobs[0, 1:].tolist()))
+        return scores
+
+    @torch.inference_mode()
+    def _turn(self, requests: Sequence[GenerateRequest]) -> list[Completion]:
+        batch = _Batch(requests, self._max_length)
+        cache = DynamicCache(config=self.model.config)
+        ids, mask = batch.prompts()
+        while batch.rows:
+            positions = (mask.cumsum(-1) - 1).clamp_min(0)[:, -ids.shape[1] :]
+            logits = self.model(
+                input_ids=ids,
+                attention_mask=mask,
+                position_ids=positions,
+                past_key_values=cache,
+                use_cache=True,
+                logits_to_keep=1,
+            ).logits[:, -1]
+            tokens = batch.draw(logits.float(), self._end)
+            if not batch.rows:
+                break
+            keep = batch.compact()
+            if keep is not None:
+                cache.batch_select_indices(keep)
+                mask, tokens = mask[keep], tokens[keep]
+            ids = tokens[:, None]
+            mask = torch.nn.functional.pad(mask, (0, 1), value=1)
+        return [
+            Completion(r.request_id, tuple(t), tuple(lp), stop, self._version)
+            for r, t, lp, stop in batch.results()
+        ]
+
+
+class _Batch:
+    """The rows of one decode loop and what each has drawn so far."""
+
+    def __init__(self, requests: Sequence[GenerateRequest], max_length: int) -> None:
+        self.requests = requests
+        self.budget = [
+            min(r.params.max_new_tokens, max_length - len(r.prompt_ids)) for r in requests
+        ]
+        self.uniforms = np.stack(
+            [
+                np.random.default_rng(r.seed).random(max(r.params.max_new_tokens, 1))
+                for r in requests
+            ]
+        )
+        self.tokens: list[list[int]] = [[] for _ in requests]
+        self.logprobs: list[list[float]] = [[] for _ in requests]
+        self.stops: list[StopReason | None] = [
+            None if budget > 0 else StopReason.CONTEXT_FULL for budget in self.budget
+        ]
+        self.slots = list(range(len(requests)))
+        """Request index of every row still in the tensors."""
+        temperatures = [r.params.temperature for r in requests]
+        self.temperature_B = torch.tensor([t if t > 0 else 1.0 for t in temperatures])
+        self.greedy_B = torch.tensor([t == 0 for t in temperatures])
+        self.step = 0
+
+    @property
+    def rows(self) -> list[int]:
+        """Requests that are not finished."""
+        return [i for i in self.slots if self.stops[i] is None]
+
+    def prompts(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Left-padded ids and mask, (B, longest prompt)."""
+        longest = max(len(r.prompt_ids) for r in self.requests)
+        ids = torch.zeros(len(self.requests), longest, dtype=torch.long)
+        mask = torch.zeros_like(ids)
+        for row, request in enumerate(self.requests):
+            ids[row, longest - len(request.prompt_ids) :] = torch.tensor(request.prompt_ids)
+            mask[row, longest - len(request.prompt_ids) :] = 1
+        return ids, mask
+
+    def draw(self, logits_B_V: torch.Tensor, end_of_turn_id: int) -> torch.Tensor:
+        """Draw one token per row by inverse CDF from the row's own uniform numbers."""
+        logp = torch.log_softmax(logits_B_V / self.temperature_B[self.slots, None], dim=-1)
+        uniform = torch.from_numpy(self.uniforms[self.slots, self.step]).to(torch.float64)
+        cdf = logp.double().exp().cumsum(-1)
+        drawn = torch.searchsorted(cdf, uniform[:, None] * cdf[:, -1:], right=True).squeeze(-1)
+        tokens = torch.where(
+            self.greedy_B[self.slots], logits_B_V.argmax(-1), drawn.clamp_max(logp.shape[-1] - 1)
+        )
+        chosen = logp.gather(-1, tokens[:, None]).squeeze(-1)
+        if not bool(torch.isfinite(chosen).all()):
+            raise NonFiniteLogitsError(
+                "the model gave NaN or infinite logits; the weights are broken: resume from an "
+                "earlier checkpoint or lower the learning rate"
+            )
+        self.step += 1
+        for slot, token, logprob in zip(
+            self.slots, tokens.tolist(), chosen.tolist(), strict=True
+        ):
+            self._take(slot, token, logprob, end_of_turn_id)
+        return tokens
+
+    def _take(self, slot: int, token: int, logprob: float, end_of_turn_id: int) -> None:
+        if self.stops[slot] is not None:
+            return
+        self.tokens[slot].append(token)
+        self.logprobs[slot].append(logprob)
+        if token == end_of_turn_id:
+            self.stops[slot] = StopReason.END_OF_TURN
+        elif self.step >= self.budget[slot]:
+            short = self.budget[slot] < self.requests[slot].params.max_new_tokens
+            self.stops[slot] = StopReason.CONTEXT_FULL if short else StopReason.MAX_TOKENS
+
+    def compact(self) -> torch.Tensor | None:
+        """Row indices to keep when many are finished, else None."""
+        unfinished = [row for row, i in enumerate(self.slots) if self.stops[i] is None]
+        if len(unfinished) > COMPACT_BELOW * len(self.slots):
+            return None
+        self.slots = [self.slots[row] for row in unfinished]
+        return torch.tensor(unfinished)
+
+    def results(self):  # noqa: ANN201 (a generator of plain tuples, used once above)
+        """Request, tokens, log-probabilities and stop reason, in the order asked."""
+        return zip(self.requests, self.tokens, self.logprobs, self.stops, strict=True)
