@@ -1,0 +1,239 @@
+"""Controllers of the loop as pure state machines: no clock, no I/O, no randomness.
+
+Each gives its state as JSON-able `state_dict()` and takes it back with `load_state()`, so that a
+resumed run controls on as if it had never stopped.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from configs.schema.rl import AdaptiveKl, Anneal, PublishSchedule
+
+
+class TooManySkippedStepsError(ArithmeticError):
+    """Optimiser steps were skipped over and over because gradients were not finite."""
+
+    def __init__(self, consecutive: int, limit: int, step: int) -> None:
+        super().__init__(consecutive, limit, step)
+        self.consecutive, self.limit, self.step = consecutive, limit, step
+
+    def __str__(self) -> str:
+        return (
+            f"{self.consecutive} optimiser steps in a row were skipped for non-finite gradients, "
+            f"the last at step {self.step} (limit {self.limit}): the weights stand still; lower "
+            "rl.optimiser.lr or resume from an earlier checkpoint"
+        )
+
+
+def linear_anneal(config: Anneal | PublishSchedule | AdaptiveKl, step: int) -> float:
+    """The value at optimiser step `step`: `start` until 0, `end` from `over_steps` on."""
+    start, end = (
+        (config.target_start, config.target_end)
+        if isinstance(config, AdaptiveKl)
+        else (config.start, config.end)
+    )
+    done = min(max(step / config.over_steps, 0.0), 1.0)
+    return end if done == 1.0 else start + (end - start) * done
+
+
+class PublishInterval:
+    """Says when the learner's weights go to the samplers: every N steps, N annealed."""
+
+    def __init__(self, schedule: PublishSchedule) -> None:
+        self._schedule = schedule
+        self._last_published = 0
+
+    def interval(self, step: int) -> int:
+        """N at this step, a whole number between `start` and `end`."""
+        return round(linear_anneal(self._schedule, step))
+
+    def due(self, step: int) -> bool:
+        """True = N or more optimiser steps lie between the last publish and `step`."""
+        return step - self._last_published >= self.interval(step)
+
+    def published(self, step: int) -> None:
+        """Note that the weights after `step` optimiser steps are out."""
+        self._last_published = step
+
+    def lag(self, step: int) -> int:
+        """Optimiser steps the published policy is behind the learner."""
+        return step - self._last_published
+
+    def state_dict(self) -> dict[str, Any]:
+        """JSON-able state."""
+        return {"last_published": self._last_published}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Take back what `state_dict` gave."""
+        self._last_published = int(state["last_published"])
+
+
+class AdaptiveKlController:
+    """Moves β so that KL stays in a band around a target (after arXiv 1909.08593, section 2.2).
+
+    Inside the band, |KL/target − 1| ≤ `band`, β rests. Outside,
+    β ← β (1 + clip(KL/target − 1, ±0.2) · n / horizon). The target falls linearly, and the band, a
+    share of it, narrows along. A KL that is not finite moves nothing and is counted.
+    """
+
+    MAX_ERROR = 0.2
+
+    def __init__(self, config: AdaptiveKl, coefficient: float) -> None:
+        """`coefficient`: β to start from, brought into the configured bounds."""
+        self._config = config
+        self._coefficient = self._bounded(coefficient)
+        self._unknown = 0
+
+    @property
+    def coefficient(self) -> float:
+        """β now."""
+        return self._coefficient
+
+    @property
+    def unknown(self) -> int:
+        """How many KL values were NaN or infinite so far."""
+        return self._unknown
+
+    def band(self, step: int) -> tuple[float, float]:
+        """Lowest and highest KL, in nats per token, at which β rests."""
+        target = linear_anneal(self._config, step)
+        return target * (1 - self._config.band), target * (1 + self._config.band)
+
+    def update(self, kl: float, step: int, n: float = 1.0) -> float:
+        """Take the KL of step `step`, `n` optimiser steps after the last; return the new β."""
+        if not math.isfinite(kl):
+            self._unknown += 1
+            return self._coefficient
+        low, high = self.band(step)
+        if low <= kl <= high:
+            return self._coefficient
+        error = kl / linear_anneal(self._config, step) - 1
+        error = min(max(error, -self.MAX_ERROR), self.MAX_ERROR)
+        self._coefficient = self._bounded(
+            self._coefficient * (1 + error * n / self._config.horizon)
+        )
+        return self._coefficient
+
+    def state_dict(self) -> dict[str, Any]:
+        """JSON-able state."""
+        return {"coefficient": self._coefficient, "unknown": self._unknown}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Take back what `state_dict` gave."""
+        self._coefficient = float(state["coefficient"])
+        self._unknown = int(state["unknown"])
+
+    def _bounded(self, coefficient: float) -> float:
+        return min(max(coefficient, self._config.min_coefficient), self._config.max_coefficient)
+
+
+class SkipCounter:
+    """Counts optimiser steps skipped for non-finite gradients, and ends a run of them (A07)."""
+
+    def __init__(self, limit: int = 3) -> None:
+        """`limit`: this many skips in a row are an error."""
+        self._limit = limit
+        self._attempted = self._skipped = self._consecutive = 0
+
+    @property
+    def skipped(self) -> int:
+        """Steps skipped so far."""
+        return self._skipped
+
+    def observe(self, step: int, *, skipped: bool) -> None:
+        """Take one attempted step.
+
+        Raises:
+            TooManySkippedStepsError: the `limit`-th skip in a row.
+        """
+        self._attempted += 1
+        self._skipped += skipped
+        self._consecutive = self._consecutive + 1 if skipped else 0
+        if self._consecutive >= self._limit:
+            raise TooManySkippedStepsError(self._consecutive, self._limit, step)
+
+    def require_progress(self, step: int) -> None:
+        """Raise where every attempted step was skipped: such a run must not count as completed."""
+        if self._attempted and self._skipped == self._attempted:
+            raise TooManySkippedStepsError(self._consecutive, self._limit, step)
+
+    def state_dict(self) -> dict[str, Any]:
+        """JSON-able state."""
+        return {
+            "attempted": self._attempted,
+            "skipped": self._skipped,
+            "consecutive": self._consecutive,
+        }
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Take back what `state_dict` gave."""
+        self._attempted = int(state["attempted"])
+        self._skipped = int(state["skipped"])
+        self._consecutive = int(state["consecutive"])
+
+
+class Remedy(str, Enum):
+    """What helps against large importance weights, in the order to try it."""
+
+    PUBLISH_MORE_OFTEN = "publish_more_often"
+    SMALLER_BUFFER = "smaller_buffer"
+    TIGHTER_CLIP = "tighter_clip"
+
+
+@dataclass(frozen=True)
+class WeightAdvice:
+    """One alarm: at `step` the largest weight was `largest_weight`; try `remedy`."""
+
+    step: int
+    largest_weight: float
+    threshold: float
+    remedy: Remedy
+
+
+class WeightAlarm:
+    """Alarms when the largest importance weight π_θ/μ passes a threshold, and advises.
+
+    Each alarm names the next remedy in order, the last one again and again; a cooldown between two
+    alarms lets a remedy act. After two cooldowns without a large weight the order starts anew.
+    A weight of NaN is the non-finite guard's business, not this one's.
+    """
+
+    def __init__(self, threshold: float = 10.0, cooldown_steps: int = 10) -> None:
+        self._threshold = threshold
+        self._cooldown_steps = cooldown_steps
+        self._next_remedy = 0
+        self._last_alarm: int | None = None
+        self._last_large: int | None = None
+
+    def observe(self, step: int, largest_weight: float) -> WeightAdvice | None:
+        """Take the largest weight of a step; return advice, or None where all is well."""
+        if not largest_weight > self._threshold:
+            return None
+        cooldown = self._cooldown_steps
+        if self._last_large is not None and step - self._last_large > 2 * cooldown:
+            self._next_remedy = 0
+        self._last_large = step
+        if self._last_alarm is not None and step - self._last_alarm < cooldown:
+            return None
+        remedies = list(Remedy)
+        advice = WeightAdvice(step, largest_weight, self._threshold, remedies[self._next_remedy])
+        self._next_remedy = min(self._next_remedy + 1, len(remedies) - 1)
+        self._last_alarm = step
+        return advice
+
+    def state_dict(self) -> dict[str, Any]:
+        """JSON-able state."""
+        return {
+            "next_remedy": self._next_remedy,
+            "last_alarm": self._last_alarm,
+            "last_large": self._last_large,
+        }
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Take back what `state_dict` gave."""
+        self._next_remedy = int(state["next_remedy"])
+        self._last_alarm = state["last_alarm"]
+        self._last_large = state["last_large"]
