@@ -28,6 +28,17 @@ class PromotionGate(Config):
     """True stops the run; False packages the policy as a candidate and says so."""
 
 
+class DriftAlarms(Config):
+    """Signs of reward hacking the report puts before a person; they stop nothing."""
+
+    max_length_ratio: float = Field(2.0, gt=1)
+    """Mean answer length of policy and snapshot, the longer over the shorter."""
+    max_format_drop: float = Field(0.05, ge=0, le=1)
+    """Share of readable answers, snapshot minus policy."""
+    max_train_heldout_gap: float = Field(0.15, ge=0, le=1)
+    """Accuracy on the last training groups minus held-out accuracy."""
+
+
 class EvaluationConfig(Config):
     """Held-out evaluation."""
 
@@ -35,3 +46,4 @@ class EvaluationConfig(Config):
     max_problems: int = Field(512, ge=1)
     bootstrap_resamples: int = Field(2000, ge=100)
     gate: PromotionGate = PromotionGate()
+    drift: DriftAlarms = DriftAlarms()

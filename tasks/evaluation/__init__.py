@@ -1,1 +1,1 @@
-"""Held-out evaluation with paired intervals."""
+"""Held-out evaluation: answers, their metrics, paired intervals and the promotion gate."""

@@ -1,0 +1,143 @@
+"""Ask a model every problem, grade what it says. RL's own turn-and-tool loop and verifier.
+
+Which tokens are drawn depends on the weights, the prompt and a seed made from
+(`evaluation.sampling.seed`, row, sample): snapshot, policy and every quantisation meet the same
+draws, so that their difference is theirs and not the dice's.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from configs.schema.evaluation import EvaluationSampling
+from tasks.artifacts import hash_bytes
+from tasks.environments.renderer import PromptRenderer
+from tasks.environments.row import Row
+from tasks.environments.toolcall import Tool
+from tasks.evaluation.metrics import correctness
+from tasks.evaluation.types import AnswerRecord
+from tasks.rewards.verdict import Outcome
+from tasks.rewards.verifiers import stated_answer, verify
+from tasks.sampling.episode import EpisodeTask, run_episodes
+from tasks.sampling.types import Rollout, RolloutEngine, SamplingParams
+
+EPISODES_AT_ONCE = 512
+Progress = Callable[[int, int], None]
+"""Called with (episodes finished, episodes in all)."""
+
+
+def answer_problems(
+    engine: RolloutEngine,
+    rows: Sequence[Row],
+    renderer: PromptRenderer,
+    tools: Mapping[str, Tool],
+    sampling: EvaluationSampling,
+    *,
+    progress: Progress | None = None,
+) -> list[AnswerRecord]:
+    """`sampling.samples` graded answers to each row, rows in order, samples 0 … S−1 within."""
+    rollouts: list[Rollout] = []
+    tasks = episode_tasks(rows, sampling)
+    params = SamplingParams(sampling.temperature, sampling.max_new_tokens)
+    for start in range(0, len(tasks), EPISODES_AT_ONCE):
+        chunk = tasks[start : start + EPISODES_AT_ONCE]
+        rollouts += run_episodes(
+            engine, chunk, renderer, tools, max_turns=sampling.max_turns, params=params
+        )
+        if progress is not None:
+            progress(len(rollouts), len(tasks))
+    records = []
+    for index, row in enumerate(rows):
+        first = index * sampling.samples
+        seeds = [task.seed for task in tasks[first : first + sampling.samples]]
+        records += grade(row, rollouts[first : first + sampling.samples], seeds)
+    return records
+
+
+def greedy_correct(
+    engine: RolloutEngine,
+    rows: Sequence[Row],
+    renderer: PromptRenderer,
+    tools: Mapping[str, Tool],
+    sampling: EvaluationSampling,
+    *,
+    progress: Progress | None = None,
+) -> np.ndarray:
+    """1.0 where the greedy answer is correct, float64 (N,), rows in order; one sample of each."""
+    greedy = sampling.model_copy(update={"temperature": 0.0, "samples": 1})
+    records = answer_problems(engine, rows, renderer, tools, greedy, progress=progress)
+    return correctness(records)[:, 0]
+
+
+def episode_tasks(rows: Sequence[Row], sampling: EvaluationSampling) -> list[EpisodeTask]:
+    """One episode for each row and sample."""
+    return [
+        EpisodeTask(
+            rollout_id=f"{row.id}/{sample}",
+            row_id=row.id,
+            group_id=row.id,
+            messages=({"role": "user", "content": row.prompt},),
+            seed=answer_seed(sampling.seed, row.id, sample),
+        )
+        for row in rows
+        for sample in range(sampling.samples)
+    ]
+
+
+def answer_seed(seed: int, row_id: str, sample: int) -> int:
+    """Seed of one episode, 60 bits; no model, order or subset of problems enters."""
+    return int(hash_bytes(f"{seed}/{row_id}/{sample}".encode())[:15], 16)
+
+
+def grade(row: Row, rollouts: Sequence[Rollout], seeds: Sequence[int]) -> list[AnswerRecord]:
+    """Grade all samples of one problem, and give answers that are equal the same form."""
+    records: list[AnswerRecord] = []
+    forms: list[str] = []
+    for sample, (rollout, seed) in enumerate(zip(rollouts, seeds, strict=True)):
+        verdict = verify(
+            row.answer_kind, row.answer, rollout.final_text, truncated=rollout.truncated
+        )
+        extracted = verdict.extracted
+        if extracted is None and verdict.outcome is Outcome.UNSCORED and not rollout.truncated:
+            extracted = stated_answer(row.answer_kind, rollout.final_text)  # the gold is at fault
+        records.append(
+            AnswerRecord(
+                row_id=row.id,
+                sample=sample,
+                band=row.band,
+                seed=seed,
+                outcome=verdict.outcome,
+                gold=row.answer,
+                extracted=extracted,
+                normalised=_form(row.answer_kind, extracted, forms),
+                reason=verdict.reason,
+                tokens=rollout.sampled_tokens,
+                turns=len(rollout.turns),
+                truncated=rollout.truncated,
+                tool_calls=rollout.tool_calls,
+                tool_errors=rollout.tool_errors,
+                messages=rollout.messages,
+            )
+        )
+    return records
+
+
+def _form(answer_kind: str, extracted: str | None, forms: list[str]) -> str | None:
+    """The earlier answer the verifier holds equal to this one, else this one, which is kept.
+
+    So `29`, `29.00` and `$29` are one answer, by the same rule that grades them.
+    """
+    if extracted is None:
+        return None
+    for form in forms:
+        if same_answer(answer_kind, form, extracted):
+            return form
+    forms.append(extracted)
+    return extracted
+
+
+def same_answer(answer_kind: str, first: str, second: str) -> bool:
+    """Whether the verifier would take `second` for `first`."""
+    if first == second:
+        return True
+    return verify(answer_kind, first, rf"\boxed{{{second}}}").outcome is Outcome.CORRECT
