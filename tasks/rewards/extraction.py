@@ -1,4 +1,4 @@
-"""Takes the final answer out of a reply: what is thinking, what is a tool call, what is anchored."""
+"""Takes the final answer out of a reply: away from thinking and tool calls, marked or last."""
 
 import re
 import unicodedata
