@@ -16,6 +16,14 @@ class PromptRenderError(ValueError):
     """Text cannot be rendered or encoded; says which message and why."""
 
 
+def special_strings(tokenizer: "PreTrainedTokenizerBase") -> tuple[str, ...]:
+    """Every string the tokenizer or llama.cpp turns into a control token, longest first."""
+    added = tokenizer.added_tokens_decoder.values()
+    found = {t.content for t in added if t.special or t.content.startswith(SPECIAL_MARK)}
+    found.update(tokenizer.all_special_tokens)
+    return tuple(sorted(filter(None, found), key=lambda text: (-len(text), text)))
+
+
 class PromptRenderer:
     """Renders conversations with the tokenizer's chat template, without adding BOS twice (A18)."""
 
@@ -26,7 +34,7 @@ class PromptRenderer:
             )
         self.tokenizer = tokenizer
         self.system_prompt = system_prompt
-        self._specials = [s for s in tokenizer.all_special_tokens if s]
+        self.special_strings = special_strings(tokenizer)
         self.end_of_turn_id = self._end_of_turn_id()
 
     def _end_of_turn_id(self) -> int:
@@ -47,7 +55,7 @@ class PromptRenderer:
     def text(self, messages: Sequence[Message], *, open_turn: bool) -> str:
         """The conversation as text; `open_turn` ends it where the assistant is to speak."""
         clean = [
-            {**m, "content": sanitise(m["content"], self._specials)}
+            {**m, "content": sanitise(m["content"], self.special_strings)}
             for m in self.with_system(messages)
         ]
         rendered = self.tokenizer.apply_chat_template(
@@ -112,7 +120,7 @@ class PromptRenderer:
                 context = self.observation_ids(
                     messages[: previous + 1], messages[previous + 1 : i]
                 )
-            said = self.encode(sanitise(messages[i]["content"], self._specials))
+            said = self.encode(sanitise(messages[i]["content"], self.special_strings))
             ids += [*context, *said, self.end_of_turn_id]
             mask += [False] * len(context) + [True] * (len(said) + 1)
             previous = i
