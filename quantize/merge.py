@@ -1,0 +1,255 @@
+"""Merges an adapter into its base in float32, cast once, and says truly whether the head is tied.
+
+An adapter on one side of tied embeddings must not change the other: sharing is broken before the
+merge, and the two sides are compared after it. They are written once where they are still equal.
+"""
+
+import copy
+import json
+import os
+import shutil
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from quantize.errors import AdapterMergeError, Float16OverflowError, NonFiniteWeightError
+from tasks.artifacts.atomic import fsync_folder
+from tasks.artifacts.content_hash import hash_tensors
+from tasks.artifacts.errors import ArtifactWriteError
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedModel
+
+HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
+
+WeightType = Literal["float32", "float16", "bfloat16"]
+
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
+
+
+def merge_peft_model(model: "torch.nn.Module") -> "dict[str, torch.Tensor]":
+    """The merged float32 tensors of a live model with adapters (or without), which is not touched.
+
+    The head is among them only where it differs from the embedding, or the model never tied them:
+    `HEAD not in tensors` is what `tie_word_embeddings` must say.
+
+    Raises:
+        NonFiniteWeightError: names the tensor.
+    """
+    import torch
+
+    clones = {
+        id(p): torch.nn.Parameter(p.detach().float().cpu().clone(), requires_grad=False)
+        for p in model.parameters()
+    }
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # peft warns of what `_untie` has made right
+        twin = copy.deepcopy(model, memo=dict(clones))
+        was_tied = _is_tied(twin)
+        _untie(twin)
+        merged = twin.merge_and_unload() if hasattr(twin, "merge_and_unload") else twin
+        tensors = {n: t.detach().contiguous() for n, t in merged.state_dict().items()}
+    check_finite(tensors)
+    head, embedding = tensors.get(HEAD), tensors.get(EMBEDDING)
+    if was_tied and head is not None and embedding is not None and torch.equal(head, embedding):
+        del tensors[HEAD]
+    return tensors
+
+
+def merge_adapter(
+    base_dir: Path,
+    adapter_dir: Path | None,
+    out_dir: Path,
+    dtype: WeightType = "float32",
+) -> str:
+    """Write base plus adapter as a plain HF folder; returns the hash of its canonical tensors.
+
+    The tokenizer comes from the adapter's folder where there is one (a vocabulary extended in
+    training), else from the base.
+
+    Raises:
+        AdapterMergeError: the adapter does not fit, or leaves new embedding rows without values.
+        NonFiniteWeightError, Float16OverflowError: name the tensor; nothing is written.
+    """
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    _require_file(base_dir, "config.json")
+    model = AutoModelForCausalLM.from_pretrained(
+        str(base_dir), dtype=torch.float32, use_safetensors=True, local_files_only=True
+    )
+    config = model.config
+    if adapter_dir is not None:
+        model = _with_adapter(model, adapter_dir)
+    tensors = merge_peft_model(model)
+    cast = {name: cast_weight(name, tensor, dtype) for name, tensor in tensors.items()}
+    config.tie_word_embeddings = HEAD not in cast
+    config.vocab_size = cast[EMBEDDING].shape[0]
+    config.architectures = [_architecture_of(model)]
+    config.dtype = dtype
+    tokenizer_dir = base_dir
+    if adapter_dir is not None and (adapter_dir / "tokenizer.json").is_file():
+        tokenizer_dir = adapter_dir
+    _write_folder(out_dir, config, cast, tokenizer_dir, base_dir)
+    return hash_tensors(cast)
+
+
+def _architecture_of(model: "torch.nn.Module") -> str:
+    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    return type(base).__name__
+
+
+def _require_file(folder: Path, name: str) -> None:
+    if not (folder / name).is_file():
+        raise AdapterMergeError(f"{folder} holds no {name}; nothing is fetched from a hub")
+
+
+def _with_adapter(model: "PreTrainedModel", adapter_dir: Path) -> "torch.nn.Module":
+    """`model` with the adapter on it; its embedding grown to the rows the adapter was trained with.
+
+    New rows are NaN until the adapter fills them, so that a missing one cannot pass unseen.
+    """
+    from peft import PeftModel
+    from safetensors import safe_open
+
+    _require_file(adapter_dir, "adapter_config.json")
+    _require_file(adapter_dir, "adapter_model.safetensors")
+    with safe_open(adapter_dir / "adapter_model.safetensors", framework="pt") as file:
+        shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}
+    rows = model.get_input_embeddings().weight.shape[0]
+    wanted = _trained_rows(shapes, adapter_dir)
+    if wanted is not None and wanted < rows:
+        raise AdapterMergeError(
+            f"{adapter_dir} was trained with {wanted} embedding rows and the base has {rows}; "
+            "this adapter belongs to another base"
+        )
+    if wanted is not None and wanted > rows:
+        model.resize_token_embeddings(wanted, mean_resizing=False)
+        for module in (model.get_input_embeddings(), model.get_output_embeddings()):
+            module.weight.data[rows:] = float("nan")
+    try:
+        return PeftModel.from_pretrained(model, str(adapter_dir), local_files_only=True)
+    except RuntimeError as error:  # peft raises it bare for tensors of other shapes
+        raise AdapterMergeError(f"{adapter_dir} does not fit its base: {error}") from error
+
+
+def _trained_rows(shapes: Mapping[str, tuple[int, ...]], adapter_dir: Path) -> int | None:
+    """Embedding rows an adapter was trained with, as its tensors show; None if they do not."""
+    rows = set()
+    for name, shape in shapes.items():
+        leaf = name.rpartition("base_model.model.")[2]
+        side = "embed_tokens" in leaf or leaf.startswith("lm_head")
+        if not side:
+            continue
+        if "lora_embedding_A" in leaf:
+            rows.add(shape[-1])
+        elif ("lora_B" in leaf and "lm_head" in leaf) or leaf.endswith(
+            ("embed_tokens.weight", "lm_head.weight", "base_layer.weight")
+        ):
+            rows.add(shape[0])
+    if len(rows) > 1:
+        raise AdapterMergeError(
+            f"{adapter_dir} holds embeddings and heads of {sorted(rows)} rows; they must agree"
+        )
+    return rows.pop() if rows else None
+
+
+def _is_tied(model: "torch.nn.Module") -> bool:
+    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    return bool(base.config.tie_word_embeddings)
+
+
+def _untie(model: "torch.nn.Module") -> None:
+    """Give every module its own copy of a parameter it shares with another."""
+    import torch
+
+    seen: set[int] = set()
+    for module in model.modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            if parameter.data_ptr() in seen and parameter.numel():
+                clone = torch.nn.Parameter(parameter.detach().clone(), requires_grad=False)
+                setattr(module, name, clone)
+            else:
+                seen.add(parameter.data_ptr())
+
+
+def check_finite(tensors: "Mapping[str, torch.Tensor]") -> None:
+    """Raise NonFiniteWeightError naming the first tensor with NaN or infinity."""
+    for name, tensor in tensors.items():
+        finite = tensor.isfinite()
+        if not bool(finite.all()):
+            rows = (~finite).reshape(finite.shape[0], -1).any(1).nonzero().flatten().tolist()
+            raise NonFiniteWeightError(
+                f"{name} holds NaN or infinity in {len(rows)} of {finite.shape[0]} rows (first "
+                f"{rows[:5]}); if these are rows of new tokens, save the embeddings with the "
+                "adapter; else go back to an earlier checkpoint"
+            )
+
+
+def cast_weight(name: str, tensor: "torch.Tensor", dtype: WeightType) -> "torch.Tensor":
+    """`tensor` in `dtype`, rounded once.
+
+    Raises:
+        Float16OverflowError: a finite value became infinite.
+    """
+    import torch
+
+    cast = tensor.to(getattr(torch, dtype)).contiguous()
+    if not bool(cast.isfinite().all()):
+        largest = float(tensor.abs().max())
+        raise Float16OverflowError(
+            f"{name} holds {largest:.6g}, which {dtype} cannot (float16 ends at 65504); write "
+            "bfloat16 or float32"
+        )
+    return cast
+
+
+def _write_folder(
+    out_dir: Path,
+    config: Any,
+    tensors: "Mapping[str, torch.Tensor]",
+    tokenizer_dir: Path,
+    base_dir: Path,
+) -> None:
+    """Write an HF folder at once: a temporary one beside it, then a rename."""
+    from safetensors.torch import save_file
+
+    temporary = out_dir.with_name(f".{out_dir.name}.{os.getpid()}.partial")
+    shutil.rmtree(temporary, ignore_errors=True)
+    try:
+        temporary.mkdir(parents=True)
+        config.save_pretrained(temporary)
+        _keep_architecture(temporary / "config.json", config)
+        save_file(dict(tensors), temporary / "model.safetensors", metadata={"format": "pt"})
+        for source in _companions(tokenizer_dir, base_dir):
+            shutil.copyfile(source, temporary / source.name)
+        for file in temporary.iterdir():
+            with file.open("rb") as handle:
+                os.fsync(handle.fileno())
+        shutil.rmtree(out_dir, ignore_errors=True)
+        os.replace(temporary, out_dir)
+        fsync_folder(out_dir.parent)
+    except OSError as error:
+        raise ArtifactWriteError(
+            f"could not write {out_dir}: {error.strerror or error}; free some space or choose "
+            "another run folder, then run again",
+            out_dir,
+        ) from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _keep_architecture(path: Path, config: Any) -> None:
+    value = json.loads(path.read_text(encoding="utf-8"))
+    value["architectures"] = config.architectures
+    path.write_text(json.dumps(value, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def _companions(tokenizer_dir: Path, base_dir: Path) -> list[Path]:
+    """Tokenizer files, chat template and generation settings that belong beside the weights."""
+    names = (*_TOKENIZER_FILES, "chat_template.jinja", "special_tokens_map.json", "vocab.json")
+    found = [tokenizer_dir / n for n in (*names, "merges.txt") if (tokenizer_dir / n).is_file()]
+    generation = base_dir / "generation_config.json"
+    return [*found, generation] if generation.is_file() else found
