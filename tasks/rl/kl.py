@@ -1,9 +1,9 @@
 """KL(π ‖ π_ref) per token: estimators, the loss, and the penalty in the reward.
 
 With d = log π_ref − log π at a token drawn from π (J. Schulman, "Approximating KL Divergence",
-2020): k1 = −d and k3 = e^d − d − 1 are unbiased values, k2 = d²/2 is the one whose *gradient* is that
-of the KL. So k2 is the loss, k1 may come off the reward, and k3 is only reported. All logprobs are
-at the sample's temperature.
+2020): k1 = −d and k3 = e^d − d − 1 are unbiased values, k2 = d²/2 is the one whose *gradient* is
+that of the KL. So k2 is the loss, k1 may come off the reward, and k3 is only reported. All
+logprobs are at the sample's temperature.
 """
 
 from collections.abc import Sequence

@@ -2,9 +2,10 @@
 
 η is the staleness limit, p how many steps the published policy is behind the learner, B the samples
 an optimiser step trains on. A sample admitted now was sampled by learner step v − p. With at most
-(η − p + 1)·B samples running or buffered it is trained on η − p steps from now at the latest, when
-first in is first out, so at age η. Other orders, and episodes slower than their batch, may leave a
-sample behind: the second rule drops it. η = 0 with a publish each step is the synchronous trainer.
+(η − p + 1)·B samples running, buffered or in training, it is trained on η − p steps from now at the
+latest, when first in is first out, so at age η. Other orders, and episodes slower than their batch,
+may leave a sample behind: the second rule drops it. η = 0 with a publish each step is the
+synchronous trainer.
 """
 
 
@@ -31,8 +32,10 @@ def capacity(
     Args:
         publish_lag_steps: p = learner_version − step of the policy that would sample.
         running: samples admitted and not finished.
-        buffered: finished samples waiting to be trained on. What was dropped, filtered or evicted
-            is in neither count and so gives its place back.
+        buffered: finished samples not yet trained on, the batch in training included until its
+            step is done: without it one batch too many starts during every step, only to be
+            dropped as too old. What was dropped, filtered or evicted is in neither count and so
+            gives its place back.
     """
     if publish_lag_steps < 0:
         raise ValueError(

@@ -1,0 +1,305 @@
+"""Credit against numbers worked out by hand and against gradients summed over a whole toy MDP."""
+
+import itertools
+import math
+import pickle
+
+import numpy as np
+import pytest
+import torch
+
+from configs.schema.rl import DrGrpoCredit, GrpoCredit
+from tasks.rl.credit import (
+    NonFiniteRewardError,
+    TurnShapeError,
+    broadcast_turns,
+    group_credit,
+    normalise_advantages,
+    return_to_go,
+    return_to_go_loo,
+    scored_mean,
+    turn_gae,
+)
+from tasks.sampling.types import PolicyVersion, StopReason, Turn
+
+GRPO, DR_GRPO = GrpoCredit(eps=1e-6), DrGrpoCredit()
+
+
+def test_a02_low_variance_groups_keep_their_scale():
+    # mean 1.000005, deviations ±5e-6, sample std 5e-6·√2 = 7.0711e-6;
+    # 5e-6 / (7.0711e-6 + 1e-6) = 0.61949. Population std would give 5e-6 / 6e-6 = 0.8333.
+    for group in ([1.00000, 1.00001], [2.00000, 2.00001]):
+        assert group_credit(group, GRPO) == pytest.approx([-0.61949, 0.61949], abs=1e-5)
+
+
+def test_a02_float32_rewards_differ_only_by_their_own_rounding():
+    group = [np.float32(1.00000), np.float32(1.00001)]
+    assert group_credit(group, GRPO) == pytest.approx([-0.6196, 0.6196], abs=5e-5)
+
+
+@pytest.mark.parametrize("credit", [GRPO, DR_GRPO, GrpoCredit(eps=1e-300)])
+@pytest.mark.parametrize("reward", [0.0, 1.0, 0.1, 1e6, -1e6, 1e-300, 1e300])
+@pytest.mark.parametrize("size", [1, 2, 3, 7])
+def test_a02_equal_rewards_give_exactly_zero(credit, reward, size):
+    # 0.1 + 0.1 + 0.1 is not 3 × 0.1 in floating point, so this must not rest on subtraction.
+    assert group_credit([reward] * size, credit) == [0.0] * size
+
+
+def test_a02_large_offset_keeps_the_contrast():
+    # mean 1e6 + 0.5, deviations ±0.5, sample std √0.5 = 0.70711
+    assert group_credit([1e6, 1e6 + 1], GRPO) == pytest.approx([-0.70711, 0.70711], abs=1e-5)
+
+
+@pytest.mark.parametrize("scale", [1e-200, 1e200])
+def test_a02_squares_neither_underflow_nor_overflow(scale):
+    # (0, 1, 1)·s: mean 2s/3, deviations (−2/3, 1/3, 1/3)s, sample std s/√3:
+    # −1.1547, .57735, .57735
+    advantages = group_credit([0.0, scale, scale], GrpoCredit(eps=1e-300))
+    assert advantages == pytest.approx([-1.154701, 0.577350, 0.577350], abs=1e-5)
+
+
+def test_a04_statistics_over_scored_members_only():
+    # scored 1, 0, 1: mean 2/3, sample std 0.57735;
+    # (1/3)/0.57745 = 0.57725, (−2/3)/0.57745 = −1.15450
+    advantages = group_credit([1, 0, None, 1], GrpoCredit(eps=1e-4))
+    assert advantages == pytest.approx([0.57725, -1.15450, 0.0, 0.57725], abs=1e-5)
+    assert advantages[2] == 0.0
+
+
+def test_a04_dr_grpo_over_scored_members_only():
+    assert group_credit([1, 0, None, 1], DR_GRPO) == pytest.approx([1 / 3, -2 / 3, 0, 1 / 3])
+
+
+@pytest.mark.parametrize("credit", [GRPO, DR_GRPO])
+@pytest.mark.parametrize("rewards", [[], [None] * 4, [1.0], [None, 1.0, None], [0.3, None]])
+def test_a04_fewer_than_two_scored_is_zero(credit, rewards):
+    assert group_credit(rewards, credit) == [0.0] * len(rewards)
+
+
+@pytest.mark.parametrize("credit", [GRPO, DR_GRPO])
+@pytest.mark.parametrize("bad", [math.inf, -math.inf, math.nan])
+@pytest.mark.parametrize("others", [[1.0, 0.0, 1.0], [None], []])
+def test_a04_non_finite_reward_is_refused_with_its_row(credit, bad, others):
+    with pytest.raises(NonFiniteRewardError, match=r"row-7.*sample \d") as caught:
+        group_credit([*others, bad], credit, row_id="row-7")
+    assert (caught.value.row_id, caught.value.index) == ("row-7", len(others))
+    assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
+
+
+def test_a04_logged_mean_leaves_out_what_was_not_scored():
+    # (0.5 + 0.8 + 0.6 + 0.7) / 4 = 0.65
+    values = [0.5, math.nan, math.nan, 0.8, 0.6, 0.7]
+    assert scored_mean(values) == pytest.approx(0.65)
+    assert scored_mean([None if math.isnan(v) else v for v in values]) == pytest.approx(0.65)
+    assert scored_mean([None, math.nan]) is None
+    assert scored_mean([]) is None
+
+
+def test_group_credit_sums_to_zero():
+    assert math.fsum(group_credit([0.1, 0.9, 0.3, 0.05], GRPO)) == pytest.approx(0, abs=1e-12)
+
+
+def test_turn_gae_by_hand_at_termination():
+    # γ .5, λ .5, r (1, 2), V (3, 4), V_2 = 0:
+    # δ_1 = 2 + 0 − 4 = −2 = A_1;  δ_0 = 1 + .5·4 − 3 = 0;  A_0 = 0 + .25·(−2) = −.5
+    advantages, returns = turn_gae([1, 2], [3, 4], 0.0, 0.5, 0.5)
+    assert advantages == [-0.5, -2.0]
+    assert returns == [2.5, 2.0]
+
+
+def test_turn_gae_by_hand_at_truncation_bootstraps():
+    # as above with V_2 = 8: δ_1 = 2 + .5·8 − 4 = 2 = A_1; A_0 = 0 + .25·2 = .5
+    advantages, returns = turn_gae([1, 2], [3, 4], 8.0, 0.5, 0.5)
+    assert advantages == [0.5, 2.0]
+    assert returns == [3.5, 6.0]
+
+
+def test_turn_gae_edges():
+    assert turn_gae([], [], 0.0, 0.9, 0.9) == ([], [])
+    # One turn: A = r − V, whatever γ and λ.
+    assert turn_gae([1.0], [0.25], 0.0, 0.9, 0.3) == ([0.75], [1.0])
+    with pytest.raises(TurnShapeError):
+        turn_gae([1.0], [1.0, 2.0], 0.0, 0.9, 0.9)
+    with pytest.raises(NonFiniteRewardError):
+        turn_gae([1.0, math.nan], [0.0, 0.0], 0.0, 0.9, 0.9)
+
+
+def test_turn_gae_credits_an_earlier_turn_across_the_observation():
+    # The outcome falls on the last turn; with γ = λ = 1 the tool-calling turn earns all of it,
+    # although observation tokens lie between them.
+    advantages, _ = turn_gae([0, 1], [0, 0], 0.0, 1.0, 1.0)
+    turns = [_turn(2, 4), _turn(7, 8)]
+    assert broadcast_turns(advantages, turns, 9) == [0, 0, 1, 1, 0, 0, 0, 1, 0]
+
+
+def test_broadcast_turns_gives_each_token_its_turns_value():
+    turns = [_turn(1, 3), _turn(3, 3), _turn(4, 6)]
+    assert broadcast_turns([2.0, 9.0, -1.0], turns, 6) == [0, 2, 2, 0, -1, -1]
+    assert broadcast_turns([], [], 3) == [0, 0, 0]
+    assert broadcast_turns([], [], 0) == []
+
+
+@pytest.mark.parametrize(
+    ("values", "spans", "length"),
+    [
+        ([1.0], [], 4),
+        ([1.0, 2.0], [(0, 2), (1, 3)], 4),
+        ([1.0], [(2, 5)], 4),
+        ([1.0], [(3, 2)], 4),
+        ([1.0, 2.0], [(2, 3), (0, 1)], 4),
+        ([1.0], [(-1, 2)], 4),
+    ],
+)
+def test_broadcast_turns_refuses_spans_that_do_not_fit(values, spans, length):
+    with pytest.raises(TurnShapeError):
+        broadcast_turns(values, [_turn(*span) for span in spans], length)
+
+
+def test_return_to_go_by_hand():
+    # 4; 2 + .5·4 = 4; 1 + .5·4 = 3
+    assert return_to_go([1, 2, 4], 0.5) == [3, 4, 4]
+    assert return_to_go([], 0.5) == []
+
+
+def test_return_to_go_loo_by_hand():
+    # γ = 1. Returns-to-go: (3, 2), (1,), (6, 4, 1).
+    # Turn 0: 3 − (1+6)/2 = −.5; 1 − (3+6)/2 = −3.5; 6 − (3+1)/2 = 4.
+    # Turn 1: peers that reached it: 2 − 4 = −2; 4 − 2 = 2. Turn 2: no peer: 1.
+    advantages = return_to_go_loo([[1, 2], [1], [2, 3, 1]], 1.0)
+    assert advantages == [[-0.5, -2], [-3.5], [4, 2, 1]]
+
+
+def test_return_to_go_loo_leaves_unscored_samples_out():
+    # scored 1 and 0 → 1 − 0 and 0 − 1
+    assert return_to_go_loo([[1.0], None, [0.0]], 0.9) == [[1.0], [], [-1.0]]
+    assert return_to_go_loo([None, None], 0.9) == [[], []]
+    with pytest.raises(NonFiniteRewardError, match="row-3"):
+        return_to_go_loo([[1.0], [0.0, math.inf]], 0.9, row_id="row-3")
+
+
+def test_normalise_advantages_counts_each_turn_once():
+    # 1, 2, 3: mean 2, sample std 1 → −1, 0, 1 (eps 1e-6 moves the sixth digit)
+    [[first], rest] = normalise_advantages([[1.0], [2.0, 3.0]])
+    assert [first, *rest] == pytest.approx([-1, 0, 1], abs=2e-6)
+    assert normalise_advantages([[0.1], [0.1, 0.1], []]) == [[0.0], [0.0, 0.0], []]
+    assert normalise_advantages([]) == []
+    assert normalise_advantages([[5.0]]) == [[0.0]]
+
+
+# --- A toy MDP small enough to sum over: state "start" chooses stop or go on; going on pays an
+# intermediate reward and leads to one of two states by chance, where a second choice is made. ---
+
+EPISODE_PARAMETERS = torch.tensor([0.3, -0.4, 0.7], dtype=torch.float64)
+"""Logit of action 1 in state 0 (start), 1 and 2."""
+STOP_REWARD, STEP_REWARD = 0.5, 0.2
+FINAL_REWARD = {(1, 0): 0.0, (1, 1): 1.0, (2, 0): 0.6, (2, 1): -0.3}
+
+
+def _episodes(logits):
+    """Every episode: (probability, [(state, action), …], [reward of each turn])."""
+    p = torch.sigmoid(logits)
+    yield 1 - p[0], [(0, 0)], [STOP_REWARD]
+    for state, chance in ((1, 0.25), (2, 0.75)):
+        for action in (0, 1):
+            chosen = p[state] if action else 1 - p[state]
+            yield (
+                p[0] * chance * chosen,
+                [(0, 1), (state, action)],
+                [
+                    STEP_REWARD,
+                    FINAL_REWARD[state, action],
+                ],
+            )
+
+
+def _exact_gradient(gamma):
+    logits = EPISODE_PARAMETERS.clone().requires_grad_()
+    value = sum(
+        probability * sum(gamma**k * r for k, r in enumerate(rewards))
+        for probability, _, rewards in _episodes(logits)
+    )
+    return torch.autograd.grad(value, logits)[0]
+
+
+def _score(steps, advantages, gamma):
+    """Σ_k γ^k ∇ log π(a_k | s_k) A_k."""
+    logits = EPISODE_PARAMETERS.clone().requires_grad_()
+    total = torch.zeros((), dtype=torch.float64)
+    for k, ((state, action), advantage) in enumerate(zip(steps, advantages, strict=True)):
+        sign = 1 if action else -1
+        total = total + gamma**k * advantage * torch.nn.functional.logsigmoid(sign * logits[state])
+    return torch.autograd.grad(total, logits, allow_unused=True)[0]
+
+
+def _exact_values(gamma):
+    p = torch.sigmoid(EPISODE_PARAMETERS).tolist()
+    values = {s: p[s] * FINAL_REWARD[s, 1] + (1 - p[s]) * FINAL_REWARD[s, 0] for s in (1, 2)}
+    go_on = STEP_REWARD + gamma * (0.25 * values[1] + 0.75 * values[2])
+    return {0: p[0] * go_on + (1 - p[0]) * STOP_REWARD, **values}
+
+
+@pytest.mark.parametrize("gamma", [1.0, 0.9])
+@pytest.mark.parametrize("lam", [1.0, 0.5, 0.0])
+def test_turn_gae_with_exact_values_is_the_exact_policy_gradient(gamma, lam):
+    values = _exact_values(gamma)
+    gradient = torch.zeros(3, dtype=torch.float64)
+    for probability, steps, rewards in _episodes(EPISODE_PARAMETERS):
+        advantages, _ = turn_gae(rewards, [values[s] for s, _ in steps], 0.0, gamma, lam)
+        gradient += probability * _score(steps, advantages, gamma)
+    torch.testing.assert_close(gradient, _exact_gradient(gamma), rtol=0, atol=1e-12)
+
+
+def test_turn_gae_at_lambda_one_is_exact_under_any_values():
+    # At λ = 1 the values are only a baseline, so wrong ones cost variance and no bias.
+    gradient = torch.zeros(3, dtype=torch.float64)
+    for probability, steps, rewards in _episodes(EPISODE_PARAMETERS):
+        advantages, _ = turn_gae(rewards, [7.0 - 3 * s for s, _ in steps], 0.0, 1.0, 1.0)
+        gradient += probability * _score(steps, advantages, 1.0)
+    torch.testing.assert_close(gradient, _exact_gradient(1.0), rtol=0, atol=1e-12)
+
+
+def _expected_group_gradient(credit, gamma, group_size):
+    """Mean over all groups, weighted by probability, of the first sample's gradient."""
+    gradient = torch.zeros(3, dtype=torch.float64)
+    for group in itertools.product(list(_episodes(EPISODE_PARAMETERS)), repeat=group_size):
+        probability = math.prod(float(p) for p, _, _ in group)
+        advantages = credit([rewards for _, _, rewards in group], gamma)
+        gradient += probability * _score(group[0][1], advantages[0], gamma)
+    return gradient
+
+
+@pytest.mark.parametrize("gamma", [1.0, 0.9])
+@pytest.mark.parametrize("group_size", [2, 3])
+def test_return_to_go_loo_is_the_exact_policy_gradient(gamma, group_size):
+    gradient = _expected_group_gradient(return_to_go_loo, gamma, group_size)
+    torch.testing.assert_close(gradient, _exact_gradient(gamma), rtol=0, atol=1e-12)
+
+
+def test_a_baseline_per_turn_reward_would_be_biased():
+    # The credit that this project avoids: centre each turn's reward among the samples that have
+    # that turn, then sum to go. Sampling an extra turn then costs its expected reward.
+    def per_turn_reward_credit(turn_rewards_G, gamma):
+        centred = [
+            [
+                r
+                - (
+                    sum(peers) / len(peers)
+                    if (
+                        peers := [
+                            q[k] for j, q in enumerate(turn_rewards_G) if j != i and k < len(q)
+                        ]
+                    )
+                    else 0.0
+                )
+                for k, r in enumerate(rewards)
+            ]
+            for i, rewards in enumerate(turn_rewards_G)
+        ]
+        return [return_to_go(rewards, gamma) for rewards in centred]
+
+    gradient = _expected_group_gradient(per_turn_reward_credit, 1.0, 3)
+    assert (gradient - _exact_gradient(1.0)).abs().max() > 1e-2
+
+
+def _turn(start, end):
+    return Turn(start, end, StopReason.END_OF_TURN, PolicyVersion(0, 0))
