@@ -1,0 +1,83 @@
+"""`report.html`: one run on one self-contained page, made from the run's own files.
+
+The page needs no network and runs no script; it opens from a file. It only reads: a figure that a
+stage did not leave is said to be missing, never guessed and never shown as 0. What a model wrote is
+escaped, and its characters that do not print are shown as marks.
+"""
+
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from flows.report_cost import cost_section
+from flows.report_curves import rl_section, sft_section
+from flows.report_data import RunFiles
+from flows.report_lineage import lineage_section
+from flows.report_sections import data_section, headline, heldout_section, quant_section
+from flows.report_text import visible
+from flows.report_transcripts import transcripts
+from tasks.artifacts import write_atomic
+
+SECTIONS = (
+    ("result", "Result"),
+    ("heldout", "Held-out"),
+    ("rl", "RL"),
+    ("sft", "SFT"),
+    ("quant", "Quantisation"),
+    ("transcripts", "Transcripts"),
+    ("cost", "Cost"),
+    ("data", "Data"),
+    ("lineage", "Lineage"),
+)
+_FOLDER = Path(__file__).parent
+
+
+class RunFolderError(FileNotFoundError):
+    """There is no run where the report was asked for."""
+
+
+def write_report(run_dir: Path) -> Path:
+    """Write `run_dir/report.html` and return its path.
+
+    Raises:
+        RunFolderError: `run_dir` is no folder.
+        ArtifactWriteError: the disk refused.
+    """
+    if not run_dir.is_dir():
+        raise RunFolderError(
+            f"run={run_dir} is no folder; give a run's folder, such as runs/latest"
+        )
+    return write_atomic(run_dir / "report.html", render(RunFiles(run_dir)))
+
+
+def render(files: RunFiles) -> str:
+    """The page as text."""
+    environment = Environment(
+        loader=FileSystemLoader(_FOLDER),
+        autoescape=True,
+        undefined=StrictUndefined,
+        finalize=_shown,
+        trim_blocks=True,
+    )
+    values: dict[str, Any] = {
+        "head": headline(files),
+        "heldout": heldout_section(files),
+        "rl": rl_section(files),
+        "sft": sft_section(files),
+        "quant": quant_section(files),
+        "transcripts": transcripts(files),
+        "cost": cost_section(files),
+        "data": data_section(files),
+        "lineage": lineage_section(files),
+    }
+    css = Markup((_FOLDER / "report.css").read_text(encoding="utf-8"))
+    template = environment.get_template("report_template.html.j2")
+    # `problems` comes last: reading the sections above is what finds them
+    return template.render(**values, sections=SECTIONS, css=css, problems=files.problems)
+
+
+def _shown(value: object) -> object:
+    """Every value the template prints, except finished markup, with unprintables made visible."""
+    return visible(value) if isinstance(value, str) and not isinstance(value, Markup) else value

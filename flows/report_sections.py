@@ -1,0 +1,289 @@
+"""Sections of the report that are tables: result, held-out, quantisation, cost, data.
+
+Each takes the run's files and gives plain values for the template; an empty mapping means the
+stage left nothing, and the page then says so.
+"""
+
+from collections import Counter
+from typing import Any
+
+from flows.report_charts import Bar, interval_bars
+from flows.report_data import RunFiles, dig, rows, table
+from flows.report_text import (
+    UNKNOWN,
+    clipped,
+    dollars,
+    duration,
+    finite,
+    interval,
+    number,
+    percent,
+    points,
+    short_hash,
+    size,
+)
+
+QUANT_ORDER = ("F16", "Q8_0", "Q5_K_M", "Q4_K_M", "IQ2_M")
+
+
+def headline(files: RunFiles) -> dict[str, Any]:
+    """The tiles at the top."""
+    summary = files.summary
+    facts = [
+        f"{duration(summary['wall_s'])} wall-clock" if finite(summary.get("wall_s")) else "",
+        f"commit {short_hash(summary.get('git_sha'))}" if summary.get("git_sha") else "",
+        _machine(table(summary, "machine")),
+    ]
+    return {
+        "profile": str(summary.get("profile") or files.config.get("profile") or "unknown profile"),
+        "run_id": str(summary.get("run_id") or files.run_dir.name),
+        "facts": [fact for fact in facts if fact],
+        "accuracy": _accuracy_tile(files),
+        "quant": [
+            {"type": name, "size": size(q.get("size_bytes")), **_ships(q)}
+            for name, q in _quantisations(files)
+        ],
+        "cost": _cost_tile(files),
+        "bundle": _bundle_tile(table(summary, "bundle")),
+    }
+
+
+def _machine(machine: dict[str, Any]) -> str:
+    cores, speed = finite(machine.get("cores")), finite(machine.get("gflops_f32"))
+    parts = [f"{cores:.0f} cores" if cores else "", f"{speed:.0f} GFLOP/s" if speed else ""]
+    return ", ".join(part for part in parts if part)
+
+
+def _evaluated(files: RunFiles) -> dict[str, Any]:
+    """The evaluation stage's own summary; what `summary.json` repeats of it where it is gone."""
+    return files.json("evaluation", "summary.json") or table(files.summary, "heldout")
+
+
+def _accuracy_tile(files: RunFiles) -> dict[str, str] | None:
+    result = _evaluated(files)
+    delta = table(result, "delta")
+    if finite(dig(result, "rl", "accuracy")) is None or finite(delta.get("value")) is None:
+        return None
+    low, high = _ends(delta.get("ci95"))
+    if low is None or high is None:
+        verdict, tone = "no interval", "warn"
+    elif low > 0:
+        verdict, tone = "better", "good"
+    elif high < 0:
+        verdict, tone = "worse", "bad"
+    else:
+        verdict, tone = "no difference shown", "warn"
+    return {
+        "before": percent(dig(result, "sft", "accuracy")),
+        "after": percent(dig(result, "rl", "accuracy")),
+        "delta": points(delta["value"]),
+        "ci": interval(delta.get("ci95")),
+        "n": number(dig(result, "rl", "n"), 6),
+        "verdict": verdict,
+        "tone": tone,
+    }
+
+
+def _ends(pair: Any) -> tuple[float | None, float | None]:
+    if not isinstance(pair, list) or len(pair) != 2:
+        return None, None
+    return finite(pair[0]), finite(pair[1])
+
+
+def _cost_tile(files: RunFiles) -> dict[str, str] | None:
+    cost = table(files.summary, "cost")
+    total = finite(cost.get("usd"))
+    if total is None:
+        return None
+    per_sample = finite(cost.get("usd_per_effective_sample"))
+    detail = "cost per effective sample unknown"
+    if per_sample is not None:
+        detail = f"{dollars(per_sample * 1000)} per 1,000 effective samples"
+    return {"total": dollars(total), "detail": detail}
+
+
+def _bundle_tile(bundle: dict[str, Any]) -> dict[str, str] | None:
+    if not bundle.get("path"):
+        return None
+    signed = bundle.get("signed")
+    words, tone = {True: ("signed", "good"), False: ("not signed", "bad")}.get(
+        signed if isinstance(signed, bool) else None, ("signature unknown", "warn")
+    )
+    return {
+        "path": str(bundle["path"]),
+        "sha": short_hash(bundle.get("sha256")),
+        "signed": words,
+        "tone": tone,
+    }
+
+
+def heldout_section(files: RunFiles) -> dict[str, Any]:
+    """Bars by band, measures before and after, the promotion gate, signs of reward hacking."""
+    result = _evaluated(files)
+    before, after = table(result, "sft"), table(result, "rl")
+    if not before and not after:
+        return {}
+    sampling = table(result, "sampling")
+    return {
+        "sentence": _sampling_sentence(sampling, after or before),
+        "bars": _bars(before, after),
+        "measures": [
+            {"name": name, "before": show(before), "after": show(after)} for name, show in _MEASURES
+        ],
+        "gate": _gate(table(result, "gate")),
+        "drift": [_check(sign, "quiet", "alarm") for sign in rows(result, "drift")],
+    }
+
+
+def _sampling_sentence(sampling: dict[str, Any], side: dict[str, Any]) -> str:
+    asked = f"{number(side.get('n'), 6)} problems that training never saw"
+    if not sampling:
+        return asked + "."
+    return (
+        f"{asked}, {number(sampling.get('samples'))} samples each at temperature "
+        f"{number(sampling.get('temperature'))}, at most {number(sampling.get('max_turns'))} turns "
+        f"of {number(sampling.get('max_new_tokens'))} tokens; the same block and seeds for both."
+    )
+
+
+_MEASURES = (
+    ("Accuracy", lambda s: percent(s.get("accuracy"))),
+    ("95 % interval", lambda s: _share_interval(s.get("ci95"))),
+    ("Answer could be read", lambda s: percent(s.get("format_share"))),
+    ("Wrong answers", lambda s: _of_answers(s, "wrong")),
+    ("No answer", lambda s: _of_answers(s, "no_answer")),
+    ("Could not be scored", lambda s: _of_answers(s, "unscored")),
+    ("Same answer in every sample", lambda s: percent(s.get("stability"))),
+    ("Cut off", lambda s: percent(s.get("truncated_share"))),
+    ("Calls a tool", lambda s: percent(s.get("tool_use_share"))),
+    ("Tool calls that fail", lambda s: percent(s.get("tool_error_share"))),
+    ("Tokens, mean", lambda s: number(dig(s, "lengths", "mean"))),
+    (
+        "Tokens, 50 / 90 / 99 %",
+        lambda s: " / ".join(number(dig(s, "lengths", p)) for p in ("p50", "p90", "p99")),
+    ),
+)
+
+
+def _share_interval(pair: Any) -> str:
+    low, high = _ends(pair)
+    return UNKNOWN if low is None else f"{percent(low)} – {percent(high)}"
+
+
+def _of_answers(side: dict[str, Any], outcome: str) -> str:
+    count, answers = finite(dig(side, "outcomes", outcome)), finite(side.get("answers"))
+    if count is None or not answers:
+        return UNKNOWN
+    return f"{percent(count / answers)} ({count:,.0f})"
+
+
+def _bars(before: dict[str, Any], after: dict[str, Any]) -> Any:
+    sides = [{b.get("band"): b for b in rows(side, "by_band")} for side in (before, after)]
+    names = list(dict.fromkeys([*sides[1], *sides[0]]))
+    groups = [("all", [_bar(before, "before"), _bar(after, "after")])]
+    groups += [
+        (str(name), [_bar(sides[0].get(name, {}), "before"), _bar(sides[1].get(name, {}), "after")])
+        for name in names
+    ]
+    return interval_bars("heldout-bars", "Held-out accuracy by difficulty band", groups)
+
+
+def _bar(block: dict[str, Any], label: str) -> Bar:
+    low, high = _ends(block.get("ci95"))
+    return Bar(label, finite(block.get("accuracy")), low, high)
+
+
+def _gate(gate: dict[str, Any]) -> dict[str, Any]:
+    return {
+        **_passed(gate.get("passed"), "promoted", "not promoted"),
+        "checks": [_check(check, "passed", "failed") for check in rows(gate, "checks")],
+    }
+
+
+def _check(check: dict[str, Any], yes: str, no: str) -> dict[str, str]:
+    """A measured value against its limit; a value that is unknown is said to be."""
+    known = finite(check.get("value")) is not None
+    return {
+        "name": str(check.get("name", "")),
+        "value": number(check.get("value")),
+        "limit": number(check.get("limit")),
+        **_passed(check.get("passed") if known else None, yes, no),
+    }
+
+
+def _passed(value: Any, yes: str, no: str) -> dict[str, str]:
+    if not isinstance(value, bool):
+        return {"verdict": "unknown", "tone": "warn"}
+    return {"verdict": yes, "tone": "good"} if value else {"verdict": no, "tone": "bad"}
+
+
+def _quantisations(files: RunFiles) -> list[tuple[str, dict[str, Any]]]:
+    quant = table(files.summary, "quant")
+    known = [name for name in QUANT_ORDER if name in quant]
+    return [(n, table(quant, n)) for n in [*known, *sorted(set(quant) - set(known))]]
+
+
+def _ships(quant: dict[str, Any]) -> dict[str, str]:
+    return _passed(quant.get("ships"), "ships", "rejected")
+
+
+def quant_section(files: RunFiles) -> dict[str, Any]:
+    """The parity table, the attribution sentence and the tensor types really used."""
+    parity = files.json("quantize", "parity.json")
+    table_rows = [
+        {
+            "type": name,
+            "size": size(q.get("size_bytes")),
+            "bits": number(q.get("bits_per_weight")),
+            "kld": number(q.get("kld_mean")),
+            "top1": percent(q.get("top1"), 2),
+            "ppl": number(q.get("ppl_ratio"), 5),
+            "accuracy": percent(q.get("accuracy")),
+            "delta": interval(q.get("accuracy_delta_ci95")),
+            "why": str(q.get("why") or ""),
+            **_ships(q),
+        }
+        for name, q in _quantisations(files)
+    ]
+    tensors, kinds = [], []  # type: ignore[var-annotated]
+    return {
+        "rows": table_rows,
+        "attribution": str(parity.get("attribution") or ""),
+        "tensors": tensors,
+        "tensor_types": kinds,
+    }
+
+
+def data_section(files: RunFiles) -> dict[str, Any]:
+    """Row counts, the data gate and what was quarantined, by reason."""
+    if not files.ran("data"):
+        return {}
+    gate = files.json("data", "gate.json")
+    facts = {**table(files.record("data"), "meta"), **files.json("data", "summary.json")}
+    quarantined = files.lines("data", "quarantine.jsonl")
+    counts = Counter(str(row.get("reason", "no reason")) for row in quarantined)
+    examples = {str(row.get("reason", "no reason")): row for row in reversed(quarantined)}
+    return {
+        "facts": [
+            {"name": name.replace("_", " "), "value": number(value, 6)}
+            for name, value in sorted(facts.items())
+            if finite(value) is not None
+        ],
+        **_passed(gate.get("passed", gate.get("success")), "passed", "failed"),
+        "checks": [
+            {
+                "name": str(c.get("name") or c.get("expectation") or ""),
+                **_passed(c.get("passed", c.get("success")), "passed", "failed"),
+            }
+            for c in rows(gate, "checks")
+        ],
+        "quarantine": [
+            {"reason": reason, "count": number(count, 6), "example": _example(examples[reason])}
+            for reason, count in counts.most_common(12)
+        ],
+    }
+
+
+def _example(row: dict[str, Any]) -> str:
+    where = f"line {row['line']}" if row.get("line") is not None else ""
+    return clipped(" ".join(filter(None, [str(row.get("row_id") or ""), where])), 80)

@@ -1,0 +1,106 @@
+"""Transcripts before and after RL, side by side on the same problems and the same seeds."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from flows.report_data import RunFiles, rows
+from flows.report_text import clipped, number
+
+MOST_CHARS = 2000
+"""Shown of one message; the rest is counted."""
+MOST_MESSAGES = 16
+_KINDS = (
+    # (before correct, after correct): heading, tone, how many are shown
+    ((False, True), "RL fixed it", "good", 4),
+    ((True, False), "RL broke it", "bad", 4),
+    ((False, False), "wrong both times", "warn", 3),
+    ((True, True), "right both times", "calm", 2),
+)
+_TONES = {"correct": "good", "wrong": "bad", "no_answer": "warn", "unscored": "warn"}
+_ROLES = {"assistant": "agent", "tool": "tool", "user": "user", "system": "system"}
+
+
+def transcripts(files: RunFiles) -> list[dict[str, Any]]:
+    """A few problems of each kind, spread over the bands, first sample of each.
+
+    Which are shown depends only on the answers: nobody picked the pretty ones.
+    """
+    before = _first_samples(files.lines("evaluation", "snapshot.jsonl"))
+    after = _first_samples(files.lines("evaluation", "policy.jsonl"))
+    shared = [row_id for row_id in before if row_id in after]
+    shown = []
+    for kind, heading, tone, count in _KINDS:
+        ids = [i for i in shared if (_right(before[i]), _right(after[i])) == kind]
+        for row_id in _spread(ids, [str(after[i].get("band", "")) for i in ids], count):
+            shown.append(_pair(before[row_id], after[row_id], heading, tone))
+    return shown
+
+
+def _first_samples(lines: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    return {str(line.get("row_id")): line for line in lines if line.get("sample") == 0}
+
+
+def _right(line: dict[str, Any]) -> bool:
+    return line.get("outcome") == "correct"
+
+
+def _spread(ids: Sequence[str], bands: Sequence[str], count: int) -> list[str]:
+    """Up to `count` ids, one band after the other, in file order."""
+    queues: dict[str, list[str]] = {}
+    for row_id, band in zip(ids, bands, strict=True):
+        queues.setdefault(band, []).append(row_id)
+    picked: list[str] = []
+    while len(picked) < count and any(queues.values()):
+        for queue in queues.values():
+            if queue and len(picked) < count:
+                picked.append(queue.pop(0))
+    return picked
+
+
+def _pair(before: dict[str, Any], after: dict[str, Any], heading: str, tone: str) -> dict[str, Any]:
+    messages = rows(after, "messages")
+    asked = [m for m in messages if m.get("role") == "user"]
+    return {
+        "prompt": clipped(str(asked[0].get("content", "")) if asked else "(no prompt)", 300),
+        "kind": heading,
+        "tone": tone,
+        "band": str(after.get("band", "")),
+        "gold": clipped(str(after.get("gold", "")), 80),
+        "sides": [_side("Before RL", before), _side("After RL", after)],
+    }
+
+
+def _side(name: str, line: dict[str, Any]) -> dict[str, Any]:
+    outcome = str(line.get("outcome", "unknown"))
+    said = _answer_part(rows(line, "messages"))
+    facts = [f"{number(line.get('tokens'), 6)} tokens"]
+    if line.get("extracted") is not None:
+        facts.append(f"read as {clipped(str(line['extracted']), 80)}")
+    if line.get("truncated"):
+        facts.append("cut off")
+    if line.get("reason"):
+        facts.append(clipped(str(line["reason"]), 200))
+    return {
+        "name": name,
+        "outcome": outcome.replace("_", " "),
+        "tone": _TONES.get(outcome, "warn"),
+        "messages": [_message(m) for m in said[:MOST_MESSAGES]],
+        "facts": " · ".join(facts),
+    }
+
+
+def _answer_part(messages: Sequence[dict[str, Any]]) -> Sequence[dict[str, Any]]:
+    """From the agent's first message on; what stands before is the prompt."""
+    for index, message in enumerate(messages):
+        if message.get("role") == "assistant":
+            return messages[index:]
+    return []
+
+
+def _message(message: dict[str, Any]) -> dict[str, str]:
+    role = _ROLES.get(str(message.get("role")), "other")
+    return {
+        "role": role,
+        "css": role,
+        "content": clipped(str(message.get("content", "")), MOST_CHARS),
+    }
