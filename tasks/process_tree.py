@@ -11,7 +11,7 @@ from collections.abc import Iterable
 import psutil
 
 TOKEN_VARIABLE = "RL_PIPELINE_TOKEN"
-"""Environment variable that every process of a run inherits; names the run."""
+"""Environment variable that every process of a run inherits: `<run>` or `<run>:<stage>`."""
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -53,13 +53,14 @@ def end_processes(processes: Iterable[psutil.Process], signum: int) -> None:
 
 
 def marked(token: str) -> list[psutil.Process]:
-    """Processes whose environment carries `token` (not ourselves)."""
+    """Processes whose environment carries `token`, of a run or of a stage (not ourselves)."""
     found = []
     for process in psutil.process_iter():
         if process.pid == os.getpid():
             continue
         with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied, OSError):
-            if process.environ().get(TOKEN_VARIABLE) == token:
+            mark = process.environ().get(TOKEN_VARIABLE, "")
+            if mark == token or mark.startswith(f"{token}:"):
                 found.append(process)
     return found
 

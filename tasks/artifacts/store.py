@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
 from tasks.artifacts.atomic import write_json
 from tasks.artifacts.content_hash import hash_file, hash_json
 from tasks.artifacts.record import ArtifactRecord
@@ -73,6 +71,7 @@ class StageFolder:
         self.key = key
         self.path = store / stage / key[:KEY_CHARS]
         self.control = self.path / CONTROL
+        self._mark = self.control / "finished.json"
 
     @property
     def log_path(self) -> Path:
@@ -98,23 +97,23 @@ class StageFolder:
             "mlflow_run_id": mlflow_run_id,
             "finished_at": time.time(),
         }
-        write_json(self.control / "finished.json", {**body, "self_sha256": hash_json(body)})
+        write_json(self._mark, {**body, "self_sha256": hash_json(body)})
         return finished
 
     def verify(self) -> Verdict:
         """Re-hash every file of a finished output."""
-        mark = self.control / "finished.json"
-        if not mark.exists():
+        if not self._mark.exists():
             return Verdict(None)
-        finished = self._read_mark(mark)
+        finished = self.read_mark()
         if finished is None:
             return Verdict(None, (f"{CONTROL}/finished.json",))
         bad = [name for name, facts in finished.files.items() if not self._holds(name, facts)]
         return Verdict(None, tuple(bad)) if bad else Verdict(finished)
 
-    def _read_mark(self, mark: Path) -> Finished | None:
+    def read_mark(self) -> Finished | None:
+        """What the mark says, files unread; None where it is gone, cut off or changed."""
         try:
-            body = json.loads(mark.read_bytes())
+            body = json.loads(self._mark.read_bytes())
             expected = body.pop("self_sha256")
             if hash_json(body) != expected or body["key"] != self.key:
                 return None
@@ -125,7 +124,7 @@ class StageFolder:
                 body["peak_tree_bytes"],
                 body["mlflow_run_id"],
             )
-        except (OSError, ValueError, KeyError, AttributeError, TypeError, ValidationError):
+        except (OSError, ValueError, KeyError, AttributeError, TypeError):
             return None
 
     def _holds(self, name: str, facts: dict[str, Any]) -> bool:
@@ -140,7 +139,7 @@ class StageFolder:
 
         What is whole stays: a long stage goes on from its own checkpoint.
         """
-        (self.control / "finished.json").unlink(missing_ok=True)
+        self._mark.unlink(missing_ok=True)
         aside = self.path.with_name(self.path.name + ".corrupt")
         for name in corrupt:
             source = self.path / name

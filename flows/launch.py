@@ -1,0 +1,140 @@
+"""Runs the pipeline from this process: environment, lock, Prefect server, then the flow.
+
+Prefect is imported only after its home is set, so that nothing is written to the user's home.
+"""
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import FrameType
+
+from configs.schema import PipelineConfig
+from flows.prefect_server import prefect_environment, temporary_server
+from flows.run_id import new_run_id
+from flows.run_lock import RunLock
+from tasks.artifacts import write_json
+from tasks.events import Event, Listener, ignore
+
+AGAIN = "`rl-pipeline run` again reuses finished stages and goes on from the last checkpoint"
+
+
+class RunInterruptedError(KeyboardInterrupt):
+    """Ctrl-C or SIGTERM; everything the run started has ended."""
+
+
+def run_pipeline(
+    config: PipelineConfig,
+    *,
+    force: Sequence[str] = (),
+    stop_after: str | None = None,
+    on_event: Listener | None = None,
+    runs_dir: Path = Path("runs"),
+) -> Path:
+    """Run the pipeline and return the path of its `summary.json`.
+
+    Raises:
+        RunLockedError: another run uses `runs_dir`.
+        StageFailedError: a stage ended without a result.
+        RunInterruptedError: the run was told to stop.
+    """
+    started_s = time.monotonic()
+    run_id, listener = new_run_id(config.profile), on_event or ignore
+    run_dir = runs_dir / run_id
+    with contextlib.ExitStack() as stack:
+        lock = stack.enter_context(RunLock(runs_dir, run_id))
+        stack.enter_context(_interruptible())
+        if lock.leftovers_ended:
+            ended = f"ended {lock.leftovers_ended} processes that a killed run had left"
+            listener(Event("warning", message=ended))
+        config_path = write_json(run_dir / "config.json", config.model_dump(mode="json"))
+        stack.enter_context(_prefect(runs_dir / "prefect", run_id))
+        try:
+            _run_flow(config_path, runs_dir, run_id, listener, started_s, force, stop_after)
+        except BaseException as error:
+            if _is_interrupt(error):
+                raise RunInterruptedError(f"run {run_id} was stopped; {AGAIN}") from error
+            raise
+    return run_dir / "summary.json"
+
+
+def _is_interrupt(error: BaseException) -> bool:
+    from prefect.exceptions import TerminationSignal
+
+    return isinstance(error, KeyboardInterrupt | TerminationSignal)
+
+
+def _run_flow(
+    config_path: Path,
+    runs_dir: Path,
+    run_id: str,
+    listener: Listener,
+    started_s: float,
+    force: Sequence[str],
+    stop_after: str | None,
+) -> None:
+    """Call the flow; the time until its body starts is Prefect's."""
+    from flows.pipeline import rl_pipeline
+    from flows.run import LAUNCH, Launch
+
+    launch = Launch(
+        run_id, runs_dir, listener, started_s, time.monotonic() - started_s, locked=True
+    )
+    token = LAUNCH.set(launch)
+    try:
+        rl_pipeline(profile=str(config_path), force=list(force), stop_after=stop_after)
+    finally:
+        LAUNCH.reset(token)
+
+
+@contextlib.contextmanager
+def _interruptible() -> Iterator[None]:
+    """SIGTERM and SIGHUP interrupt as Ctrl-C does (main thread only)."""
+
+    def interrupt(signum: int, frame: FrameType | None) -> None:
+        raise RunInterruptedError(f"stopped by {signal.Signals(signum).name}; {AGAIN}")
+
+    previous = {}
+    with contextlib.suppress(ValueError):  # not the main thread: the caller handles signals
+        for signum in (signal.SIGTERM, signal.SIGHUP):
+            previous[signum] = signal.signal(signum, interrupt)
+    try:
+        yield
+    finally:
+        for signum, handler in previous.items():
+            signal.signal(signum, handler)
+
+
+@contextlib.contextmanager
+def _prefect(home: Path, run_id: str) -> Iterator[None]:
+    """Prefect's environment: the server in PREFECT_API_URL, or one for the time of this run."""
+    changed = dict(prefect_environment(home))
+    configured = os.environ.get("PREFECT_API_URL")
+    if configured:
+        del changed["PREFECT_HOME"]
+    with contextlib.ExitStack() as stack:
+        before = dict(os.environ)
+        stack.callback(_restore_environment, before)
+        os.environ.update({k: v for k, v in changed.items() if k not in before})
+        if not configured:
+            os.environ["PREFECT_API_URL"] = stack.enter_context(temporary_server(home, run_id))
+        stack.enter_context(_settings_from_environment())
+        yield
+
+
+def _restore_environment(before: dict[str, str]) -> None:
+    for name in set(os.environ) - set(before):
+        del os.environ[name]
+    os.environ.update(before)
+
+
+@contextlib.contextmanager
+def _settings_from_environment() -> Iterator[None]:
+    """Have Prefect, imported now or before, take its settings from the environment as it is."""
+    from prefect.context import SettingsContext, get_settings_context
+    from prefect.settings import Settings
+
+    with SettingsContext(profile=get_settings_context().profile, settings=Settings()):
+        yield

@@ -1,0 +1,57 @@
+"""The pipeline: prompts to a signed, quantised bundle.
+
+Every stage is a Prefect task whose output is kept by content: reused where nothing it depends on
+changed, run in a supervised process of its own where something did.
+"""
+
+from typing import Any
+
+from prefect import flow
+
+from configs.load import load_config
+from flows.candidate import judge_promotion
+from flows.launch import run_pipeline
+from flows.run import open_run
+from tasks.evaluate_heldout import evaluate_heldout
+from tasks.package_edge import package_edge
+from tasks.prepare_data import prepare_data
+from tasks.quantize_model import quantize_model
+from tasks.train_rl import train_rl
+from tasks.train_sft import train_sft
+
+__all__ = ["rl_pipeline", "run_pipeline"]
+
+
+@flow(name="rl-pipeline", persist_result=False, validate_parameters=True)
+def rl_pipeline(
+    profile: str = "calculator",
+    overrides: dict[str, Any] | None = None,
+    force: list[str] | None = None,
+    stop_after: str | None = None,
+) -> dict[str, Any]:
+    """Run the pipeline and return its summary.
+
+    Args:
+        profile: name of a profile, or path of a config file.
+        overrides: values by dotted key, such as `{"rl.steps": 20}`.
+        force: stages to run although their output could be reused.
+        stop_after: the last stage to run.
+    """
+    config = load_config(profile, overrides or {})
+    with open_run(config, force=force or (), stop_after=stop_after) as run:
+        data = run.stage("data", prepare_data)
+        sft = run.stage("sft", train_sft, data=data)
+        rl = run.stage("rl", train_rl, data=data, sft=sft)
+        evaluation = run.stage("evaluation", evaluate_heldout, data=data, sft=sft, rl=rl)
+        judge_promotion(run, evaluation)
+        quantize = run.stage("quantize", quantize_model, data=data, sft=sft, rl=rl)
+        run.stage(
+            "package",
+            package_edge,
+            data=data,
+            sft=sft,
+            rl=rl,
+            evaluation=evaluation,
+            quantize=quantize,
+        )
+    return run.summary

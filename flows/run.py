@@ -1,0 +1,335 @@
+"""One run of the pipeline: folders, lock, MLflow parent run, and how a stage is reused or run."""
+
+import contextlib
+import os
+import platform
+import time
+from collections.abc import Iterator, Sequence
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+from prefect.client.schemas.objects import State
+from prefect.runtime import flow_run
+from prefect.tasks import Task
+
+from configs.schema import PipelineConfig
+from flows.report import write_report
+from flows.run_id import new_run_id
+from flows.run_lock import RunLock
+from flows.summary import link_latest, write_summary
+from tasks.artifacts import ArtifactRecord, hash_json, write_json
+from tasks.artifacts.errors import ArtifactCorruptError, ArtifactWriteError
+from tasks.artifacts.machine import Machine, measure_machine
+from tasks.artifacts.provenance import GitState, git_state, lock_sha256
+from tasks.artifacts.store import StageFolder, Verdict
+from tasks.cache_keys import StageKey, explain, remember, stage_key
+from tasks.events import Event, Listener, ignore
+from tasks.process_tree import PeakSampler
+from tasks.run_context import RunContext, StageOutcome, entered
+from tasks.stages import STAGES
+from tasks.tracking.operations import RunStatus, create_run, end_run, log_file, log_params, set_tags
+from tasks.tracking.reconcile import close_orphans
+from tasks.tracking.stage_log import PARENT, StageLog
+from tasks.tracking.tracker import open_tracker, owner_tags
+
+
+class UnknownStageError(ValueError):
+    """`force` or `stop_after` names a stage there is not."""
+
+
+class StoppedAfter(Exception):
+    """The stage named by `stop_after` is done; the run was asked to end here, nothing failed."""
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What the command line hands to the flow beside its parameters."""
+
+    run_id: str
+    runs_dir: Path
+    listener: Listener = ignore
+    started_s: float = field(default_factory=time.monotonic)
+    prefect_s: float = 0.0
+    """Time Prefect took before the flow began."""
+    locked: bool = False
+    """Whether the launcher holds the run lock already."""
+
+
+LAUNCH: ContextVar[Launch | None] = ContextVar("rl_pipeline_launch", default=None)
+
+
+def _launch(config: PipelineConfig) -> Launch:
+    """The launcher's wishes; a run started by a Prefect worker has none and gets defaults."""
+    return LAUNCH.get() or Launch(new_run_id(config.profile), Path("runs"))
+
+
+def check_stages(names: Sequence[str]) -> None:
+    """Refuse names of stages there are not."""
+    unknown = [name for name in names if name not in STAGES]
+    if unknown:
+        raise UnknownStageError(f"no stage {', '.join(unknown)}; there are {', '.join(STAGES)}")
+
+
+class Run:
+    """The flow's handle on its run."""
+
+    def __init__(
+        self, context: RunContext, machine: Machine, git: GitState, launch: Launch
+    ) -> None:
+        self.context = context
+        self.machine = machine
+        self.git = git
+        self.launch = launch
+        self.force: frozenset[str] = frozenset()
+        self.stop_after: str | None = None
+        self.summary: dict[str, Any] = {}
+
+    def stage(self, name: str, task: Task[Any, Any], **inputs: ArtifactRecord) -> ArtifactRecord:
+        """Reuse the stage's verified output, or run it; returns its record.
+
+        Raises:
+            StageFailedError: it ended without a result.
+            StoppedAfter: it is the stage the run was asked to stop after.
+        """
+        context = self.context
+        start_s = time.monotonic()
+        try:
+            key = stage_key(STAGES[name], context.config, inputs)
+            folder = StageFolder(context.store, name, key.sha256)
+            verdict = self._look(folder, key)
+            record = self._call(task, folder, inputs, reuse=verdict.finished is not None)
+        except BaseException as error:
+            status = "failed" if isinstance(error, Exception) else "cancelled"
+            wall_s = time.monotonic() - start_s
+            context.outcomes[name] = StageOutcome(name, status, False, wall_s, error=str(error))
+            context.tell(Event("stage_failed", name, str(error)))
+            raise
+        self._done(folder, key, verdict, record, inputs, start_s)
+        if name == self.stop_after:
+            raise StoppedAfter(name)
+        return record
+
+    def _look(self, folder: StageFolder, key: StageKey) -> Verdict:
+        """Verify the output under the key; say whether and why the stage runs."""
+        context, stage = self.context, key.stage
+        if stage in self.force:
+            folder.discard()
+            verdict, why = Verdict(None), "forced"
+        else:
+            verdict = folder.verify()
+            why = verdict.reason if verdict.corrupt else ""
+        if verdict.finished is not None:
+            message = "reused: nothing it depends on changed, its files were re-hashed"
+            context.tell(Event("stage_reused", stage, message))
+            return verdict
+        if verdict.corrupt:
+            folder.reopen(verdict.corrupt)
+            context.tell(Event("warning", stage, f"{stage}: {why}; it is made anew"))
+        why = why or explain(context.store, stage, key.parts)
+        remember(folder, key, context.store, finished=False)
+        context.tell(Event("stage_started", stage, why))
+        return verdict
+
+    def _call(
+        self,
+        task: Task[Any, Any],
+        folder: StageFolder,
+        inputs: dict[str, ArtifactRecord],
+        *,
+        reuse: bool,
+    ) -> ArtifactRecord:
+        """Call the Prefect task; its persisted result counts only for a verified output."""
+        context = self.context
+        configured = task.with_options(
+            refresh_cache=not reuse,
+            result_storage=(context.runs_dir / "prefect" / "results").resolve(),
+        )
+        plain = {name: record.model_dump(mode="json") for name, record in inputs.items()}
+        context.body_s, start_s = 0.0, time.monotonic()
+        state = cast(
+            State[Any],
+            configured(folder.stage, folder.key, plain, reuse, return_state=True),
+        )
+        context.prefect_s += time.monotonic() - start_s - context.body_s
+        return ArtifactRecord.model_validate(state.result())
+
+    def _done(
+        self,
+        folder: StageFolder,
+        key: StageKey,
+        verdict: Verdict,
+        record: ArtifactRecord,
+        inputs: dict[str, ArtifactRecord],
+        start_s: float,
+    ) -> None:
+        """Keep the outcome, tell the listener, and log a reused stage to MLflow."""
+        context, cached = self.context, verdict.finished is not None
+        finished = verdict.finished or folder.read_mark()
+        if finished is None:
+            raise ArtifactCorruptError(
+                f"{folder.control / 'finished.json'} is gone right after stage {key.stage} wrote "
+                "it; is another program cleaning the runs folder? Run again",
+                folder.control,
+            )
+        if cached:
+            log = StageLog(context.tracker, key.stage, context.config.profile)
+            tags = {"cached": "true", "cache_key": key.sha256}
+            if finished.mlflow_run_id:
+                tags["made_by_run"] = finished.mlflow_run_id
+            log.open(inputs, tags)
+            log.output(folder, finished)
+            log.close("FINISHED")
+        remember(folder, key, context.store, finished=True)
+        wall_s = time.monotonic() - start_s
+        context.outcomes[key.stage] = StageOutcome(
+            key.stage,
+            "completed",
+            cached,
+            wall_s,
+            record,
+            None,
+            finished.wall_s,
+            finished.peak_tree_bytes,
+        )
+        write_json(context.run_dir / "records.json", self.records())
+        context.tell(Event("stage_finished", key.stage, record.uri))
+
+    def records(self) -> dict[str, Any]:
+        """Records of the stages done so far."""
+        outcomes = self.context.outcomes.values()
+        return {o.stage: o.record.model_dump(mode="json") for o in outcomes if o.record}
+
+
+@contextlib.contextmanager
+def open_run(
+    config: PipelineConfig, *, force: Sequence[str] = (), stop_after: str | None = None
+) -> Iterator[Run]:
+    """Open a run: lock, folder, memory sampler, MLflow parent; close it whatever happens.
+
+    Raises:
+        RunLockedError: another run uses the folder.
+        UnknownStageError: `force` or `stop_after` names no stage.
+    """
+    check_stages([*force, *([stop_after] if stop_after else [])])
+    launch = _launch(config)
+    run_dir = launch.runs_dir / launch.run_id
+    run_dir.mkdir(parents=True, exist_ok=True)
+    write_json(run_dir / "config.json", config.model_dump(mode="json"))
+    with contextlib.ExitStack() as stack:
+        if not launch.locked:
+            stack.enter_context(RunLock(launch.runs_dir, launch.run_id))
+        run = _new_run(config, launch, stack.enter_context(PeakSampler()))
+        run.force, run.stop_after = frozenset(force), stop_after
+        stack.enter_context(entered(run.context))
+        _open_parent(run)
+        status: RunStatus = "KILLED"
+        try:
+            run.context.tell(Event("run_started", message=launch.run_id))
+            with contextlib.suppress(StoppedAfter):
+                yield run
+            status = "FINISHED"
+        except Exception:
+            status = "FAILED"
+            raise
+        finally:
+            _close(run, status)
+
+
+def _new_run(config: PipelineConfig, launch: Launch, sampler: PeakSampler) -> Run:
+    git = git_state()
+    tracker = open_tracker(
+        launch.runs_dir,
+        launch.runs_dir / launch.run_id,
+        config.tracking.experiment,
+        config.tracking.uri,
+    )
+    context = RunContext(config, launch.run_id, launch.runs_dir, tracker, sampler, launch.listener)
+    context.prefect_s = launch.prefect_s
+    return Run(context, measure_machine(), git, launch)
+
+
+def device_name() -> str:
+    """What the work runs on, for people."""
+    gpu = Path("/proc/driver/nvidia/version").exists()
+    return (
+        f"{'cuda' if gpu else 'cpu'} ({platform.machine()}, {len(os.sched_getaffinity(0))} cores)"
+    )
+
+
+def _open_parent(run: Run) -> None:
+    """Close runs of dead owners, then open this run's MLflow parent."""
+    context, config = run.context, run.context.config
+    with context.tracker.clock():
+        close_orphans(context.tracker.speaker)
+    dumped = config.model_dump(mode="json")
+    tags = {
+        "run_id": context.run_id,
+        "profile": config.profile,
+        "config.sha256": hash_json(dumped),
+        "lock.sha256": lock_sha256(),
+        "device": device_name(),
+        "seed": f"data={config.data.seed} sft={config.sft.seed} rl={config.rl.seed}",
+        **owner_tags(),
+    }
+    if run.git.sha is not None:
+        tags |= {"git.sha": run.git.sha, "git.dirty": str(run.git.dirty).lower()}
+    if (prefect_id := flow_run.get_id()) is not None:
+        tags["prefect.flow_run_id"] = str(prefect_id)
+    context.tracker.say(
+        create_run(PARENT, context.run_id, None, tags),
+        log_params(PARENT, {"profile": config.profile, "config_sha256": tags["config.sha256"]}),
+        log_file(PARENT, context.run_dir / "config.json", None),
+    )
+    context.facts.update(
+        run_id=context.run_id,
+        git_sha=run.git.sha,
+        git_dirty=run.git.dirty,
+        mlflow_tracking_uri=context.tracker.uri,
+        mlflow_run_id=context.tracker.run_id(PARENT),
+        config_sha256=tags["config.sha256"],
+        lock_sha256=tags["lock.sha256"],
+    )
+
+
+def _close(run: Run, status: RunStatus) -> None:
+    """Write summary and report, log them, close MLflow's run; what it does not take is kept."""
+    context = run.context
+    context.tracker.retry()
+    run.summary = write_summary(context, run.machine, run.git, run.launch.started_s, status)
+    link_latest(context.runs_dir, context.run_id)
+    _report(context)
+    shown = {"output.status": status, "cached": str(_all_cached(context)).lower()}
+    context.tracker.say(
+        set_tags(PARENT, shown),
+        *(
+            log_file(PARENT, context.run_dir / name, None)
+            for name in ("summary.json", "records.json", "report.html")
+            if (context.run_dir / name).exists()
+        ),
+        end_run(PARENT, status),
+    )
+    if context.tracker.pending:
+        context.tell(
+            Event(
+                "warning",
+                message=f"MLflow did not take {context.tracker.pending} operations "
+                f"({context.tracker.problem}); they are kept in {context.run_dir}; "
+                "`rl-pipeline upload` sends them when the store answers",
+            )
+        )
+        run.summary = write_summary(context, run.machine, run.git, run.launch.started_s, status)
+    context.tell(Event("run_finished", message=str(context.run_dir / "summary.json")))
+
+
+def _report(context: RunContext) -> None:
+    """Write `report.html`; a full disk must not hide how the run ended."""
+    try:
+        write_report(context.run_dir)
+    except ArtifactWriteError as error:
+        context.tell(Event("warning", message=f"no report: {error}"))
+
+
+def _all_cached(context: RunContext) -> bool:
+    return bool(context.outcomes) and all(o.cached for o in context.outcomes.values())

@@ -1,0 +1,98 @@
+"""What MLflow is told of one stage: a nested run with lineage, metrics and files."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tasks.artifacts import ArtifactRecord, write_json
+from tasks.artifacts.store import CONTROL, Finished, StageFolder
+from tasks.tracking.operations import (
+    Operation,
+    RunStatus,
+    create_run,
+    end_run,
+    log_dataset,
+    log_file,
+    log_metrics,
+    log_model,
+    log_params,
+    set_tags,
+)
+from tasks.tracking.tracker import Tracker, owner_tags
+
+PARENT = "run"
+"""Our local name of the parent run."""
+
+MODEL_KINDS = frozenset({"model", "quantisations", "bundle"})
+MAX_FILE_BYTES = 4 << 20
+_FILE_SUFFIXES = frozenset({".json", ".jsonl", ".html", ".md", ".txt"})
+_WEIGHT_FOLDERS = frozenset({"snapshot", "policy", "adapter", "bundle", "checkpoints"})
+
+
+class StageLog:
+    """The nested run of one stage."""
+
+    def __init__(self, tracker: Tracker, stage: str, profile: str) -> None:
+        self._tracker = tracker
+        self._stage = stage
+        self._profile = profile
+
+    def open(self, inputs: Mapping[str, ArtifactRecord], tags: Mapping[str, str]) -> None:
+        """Open the run, tagged with the hashes of its inputs, and link them."""
+        self._tracker.retry()
+        parents = {f"input.{name}.sha256": record.sha256 for name, record in inputs.items()}
+        own = {"stage": self._stage, **parents, **owner_tags(), **tags}
+        self._tracker.say(
+            create_run(self._stage, f"{self._profile}-{self._stage}", PARENT, own),
+            *(
+                self._link(name, record, "input")
+                for name, record in inputs.items()
+                if record.kind in MODEL_KINDS or record.kind == "dataset"
+            ),
+        )
+
+    def params(self, leaves: Mapping[str, Any]) -> None:
+        """The settings that reach the stage."""
+        params = {name: str(value) for name, value in leaves.items()}
+        self._tracker.say(log_params(self._stage, params))
+
+    def metrics(self, lines: list[dict[str, Any]]) -> None:
+        """Metric lines of the stage."""
+        self._tracker.say(log_metrics(self._stage, lines))
+
+    def output(self, folder: StageFolder, finished: Finished) -> None:
+        """Every file by hash in a manifest, the small readable ones as they are, and the model."""
+        record = finished.record
+        manifest = {"record": record.model_dump(mode="json"), "files": finished.files}
+        path = write_json(folder.control / "manifest.json", manifest)
+        operations: list[Operation] = [
+            set_tags(self._stage, {"output.sha256": record.sha256, "output.uri": record.uri}),
+            log_file(self._stage, path, None),
+            log_file(self._stage, folder.control / "key.json", None),
+        ]
+        for name, facts in finished.files.items():
+            if is_readable(name, facts["size"]):
+                parent = str(Path(name).parent)
+                target = None if parent == "." else parent
+                operations.append(log_file(self._stage, folder.path / name, target))
+        if record.kind in MODEL_KINDS:
+            operations.append(self._link(self._stage, record, "output"))
+        self._tracker.say(*operations)
+
+    def close(self, status: RunStatus) -> None:
+        """Close the run."""
+        self._tracker.say(end_run(self._stage, status))
+
+    def _link(self, name: str, record: ArtifactRecord, direction: Any) -> Operation:
+        if record.kind == "dataset":
+            return log_dataset(self._stage, name, record.sha256, record.uri, self._stage)
+        title = f"{self._profile}-{name}".replace(".", "-")  # a model's name takes no dots
+        return log_model(self._stage, title, record.sha256, record.uri, direction)
+
+
+def is_readable(name: str, size: int) -> bool:
+    """Whether a file is logged itself; weights and large files stand in the manifest by hash."""
+    parts = Path(name).parts
+    if parts[0] in _WEIGHT_FOLDERS or parts[0] == CONTROL:
+        return False
+    return Path(name).suffix in _FILE_SUFFIXES and size <= MAX_FILE_BYTES
