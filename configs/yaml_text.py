@@ -4,6 +4,7 @@ PyYAML speaks YAML 1.1, where `1e-3` is text, `no` is a boolean and `012` is ten
 number, `no` is text, and a number with a leading zero is refused, since two readings exist.
 """
 
+import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -178,8 +179,27 @@ def read_yaml_file(path: Path) -> tuple[Any, dict[KeyPath, Place]]:
         text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         raise YamlTextError(f"not UTF-8 at byte {error.start}; save it as UTF-8") from error
+    if path.suffix == ".json":
+        return _json_value(text), {(): Place(str(path))}
     value, lines = parse_yaml(text)
     return value, {p: Place(f"{path}:{line}", raw) for p, (line, raw) in lines.items()}
+
+
+def _json_value(text: str) -> Any:
+    """The value of a JSON file, such as the `config.json` of a run."""
+    try:
+        return json.loads(text, object_pairs_hook=_no_repeats)
+    except json.JSONDecodeError as error:
+        raise YamlTextError(f"not JSON: {error.msg}", error.lineno) from error
+
+
+def _no_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        names = [name for name, _ in pairs]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        raise YamlTextError(f"{', '.join(twice)} stands twice; keep one")
+    return found
 
 
 def read_yaml_value(text: str) -> Any:

@@ -1,0 +1,231 @@
+"""`rl-pipeline`: prompts to a signed, quantised agent. Heavy imports stay inside the commands."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from flows.cli_console import (
+    FAILED,
+    INTERRUPTED,
+    console,
+    findings_table,
+    reports_errors,
+    show_interrupted,
+)
+
+RUNS = Path("runs")
+DEFAULT_PROFILE = "calculator"
+CONTEXT = {"help_option_names": ["-h", "--help"]}
+
+app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    context_settings=CONTEXT,
+    help="Takes a language model from prompts to a signed, quantised agent on a Jetson Orin Nano."
+    "\n\n"
+    "First try: [bold]rl-pipeline run[/] trains a calculator agent on this machine, no network.\n\n"
+    "Before: [bold]rl-pipeline doctor[/] and [bold]rl-pipeline check[/]. "
+    "After: [bold]rl-pipeline serve runs/latest[/].",
+    epilog="Settings: rl-pipeline config rl  ·  any key on the command line: rl.steps=20",
+)
+
+Profile = Annotated[
+    str, typer.Option("--config", "-c", help="YAML file, or the name of a profile in configs/.")
+]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[KEY=VALUE]...", help="Overrides, as in rl.steps=20.", show_default=False
+    ),
+]
+Runs = Annotated[Path, typer.Option("--runs", help="Folder of runs.")]
+Force = Annotated[
+    list[str] | None, typer.Option("--force", help="Run this stage anew; may be repeated.")
+]
+
+
+@app.callback()
+def root(
+    context: typer.Context,
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks and logs.")] = False,
+) -> None:
+    """Options of every command."""
+    import logging
+
+    context.obj = {"debug": debug}
+    level = logging.DEBUG if debug else logging.WARNING
+    logging.basicConfig(level=level, format="%(levelname)s %(name)s %(message)s")
+
+
+@app.command(
+    epilog="Example: rl-pipeline run -c configs/calculator.yaml rl.steps=20 --force rl "
+    "--stop-after rl"
+)
+@reports_errors
+def run(
+    overrides: Overrides = None,
+    config: Profile = DEFAULT_PROFILE,
+    force: Force = None,
+    stop_after: Annotated[
+        str | None, typer.Option("--stop-after", help="Stop when this stage is done.")
+    ] = None,
+    anyway: Annotated[
+        bool, typer.Option("--anyway", help="Start although doctor refuses this profile here.")
+    ] = False,
+    runs: Runs = RUNS,
+) -> None:
+    """Run the pipeline: data, SFT, RL, evaluation, quantisation, bundle.
+
+    Stages whose inputs did not change are reused; a killed run goes on from its checkpoint.
+    """
+    from flows.cli_run import RunOptions, run_and_show
+
+    run_and_show(RunOptions(config, overrides or [], force or [], stop_after, runs, anyway))
+
+
+@app.command(epilog="Example: rl-pipeline plan -c configs/calculator.yaml rl.steps=20")
+@reports_errors
+def plan(
+    overrides: Overrides = None,
+    config: Profile = DEFAULT_PROFILE,
+    force: Force = None,
+    runs: Runs = RUNS,
+) -> None:
+    """Say for each stage HIT (reused) or RUN, and why. Starts nothing."""
+    from flows.cli_run import show_plan
+
+    show_plan(config, overrides or [], force or [], runs)
+
+
+@app.command(epilog="Example: rl-pipeline check -c configs/calculator.yaml rl.kl.coefficient=0")
+@reports_errors
+def check(
+    overrides: Overrides = None,
+    config: Profile = DEFAULT_PROFILE,
+    runs: Runs = RUNS,
+) -> None:
+    """Pre-flight table: prompts, reference, LoRA, sampling, rewards, KL, evaluation, parity."""
+    from configs.load import load_config
+    from flows.checklist import newest_records, run_checklist
+    from flows.findings import worst
+
+    loaded = load_config(config, overrides or [])
+    findings = run_checklist(loaded, newest_records(runs, loaded.profile))
+    console().print(findings_table(findings, f"pre-flight: {loaded.profile}"))
+    if worst(findings) == "fail":
+        raise typer.Exit(FAILED)
+
+
+@app.command(epilog="Example: rl-pipeline doctor -c configs/gsm8k_qwen2.5_0.5b.yaml")
+@reports_errors
+def doctor(
+    overrides: Overrides = None,
+    config: Annotated[
+        str | None,
+        typer.Option("--config", "-c", help="Can this profile run here? Without one: all of them."),
+    ] = None,
+    runs: Runs = RUNS,
+) -> None:
+    """Look at this machine, remedies included; with -c, say whether a profile can run here."""
+    from flows.cli_doctor import show_machine, show_profile, show_profiles
+
+    healthy = show_machine(runs)
+    if config is None:
+        show_profiles(runs)
+    else:
+        healthy = show_profile(config, overrides or [], runs) and healthy
+    if not healthy:
+        raise typer.Exit(FAILED)
+
+
+@app.command(epilog="Example: rl-pipeline report runs/latest")
+@reports_errors
+def report(
+    run_dir: Annotated[Path, typer.Argument(help="Folder of one run.")] = RUNS / "latest",
+) -> None:
+    """Write a run's report.html anew: curves, parity, transcripts, lineage in one file."""
+    from flows.report import write_report
+
+    console().print(f"{write_report(run_dir)}", soft_wrap=True)
+
+
+@app.command(
+    epilog="Example: rl-pipeline serve runs/latest, then "
+    "curl http://127.0.0.1:8080/v1/chat/completions -H 'Content-Type: application/json' "
+    """-d '{"messages":[{"role":"user","content":"34*7-52=?"}]}'"""
+)
+@reports_errors
+def serve(
+    bundle: Annotated[Path, typer.Argument(help="Bundle folder, or a run's folder.")],
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen on.")] = 8080,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    allowed_signers: Annotated[
+        Path | None, typer.Option(help="File of pinned keys; default: the one runs sign with.")
+    ] = None,
+) -> None:
+    """Verify a bundle, then answer OpenAI-style chat requests, tool calls included."""
+    from flows.cli_bundle import serve_bundle
+
+    serve_bundle(bundle, allowed_signers, port, host)
+
+
+@app.command(epilog="Example: rl-pipeline verify runs/latest --allowed-signers allowed_signers")
+@reports_errors
+def verify(
+    bundle: Annotated[Path, typer.Argument(help="Bundle folder, or a run's folder.")],
+    allowed_signers: Annotated[
+        Path | None, typer.Option(help="File of pinned keys; default: the one runs sign with.")
+    ] = None,
+) -> None:
+    """Check every byte of a bundle and its signature against the pinned key."""
+    from flows.cli_bundle import verify_and_show
+
+    verify_and_show(bundle, allowed_signers)
+
+
+@app.command(name="config", epilog="Example: rl-pipeline config rl.credit")
+@reports_errors
+def explain(
+    path: Annotated[str, typer.Argument(help="Key or block; empty lists the blocks.")] = "",
+    profile: Annotated[
+        str | None, typer.Option("--config", "-c", help="Show the values of this profile too.")
+    ] = None,
+) -> None:
+    """Explain keys: type, what is allowed, default, meaning."""
+    from flows.cli_config import show_keys
+
+    show_keys(path, profile)
+
+
+@app.command(epilog="Example: rl-pipeline upload runs/latest --uri http://127.0.0.1:5000")
+@reports_errors
+def upload(
+    run_dir: Annotated[Path, typer.Argument(help="Folder of one run.")] = RUNS / "latest",
+    uri: Annotated[
+        str | None, typer.Option(help="Another MLflow store than the run's own.")
+    ] = None,
+) -> None:
+    """Log to MLflow what a run could not log while the store was locked or away."""
+    from tasks.tracking.tracker import upload_pending
+
+    said = upload_pending(run_dir.resolve(), uri)
+    console().print(f"{said} operations uploaded" if said else "nothing was pending")
+
+
+def main() -> None:
+    """The console script; `--debug` may stand anywhere."""
+    arguments = sys.argv[1:]
+    if "--debug" in arguments:
+        arguments = ["--debug", *(a for a in arguments if a != "--debug")]
+    try:
+        app(args=arguments, prog_name="rl-pipeline")
+    except KeyboardInterrupt:
+        show_interrupted()
+        sys.exit(INTERRUPTED)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,86 @@
+"""What `rl-pipeline serve` and `verify` do with a bundle."""
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+from rich.markup import escape
+
+from deployment.jetson import signing
+from deployment.jetson.facts import KEY_DIR
+from deployment.jetson.on_device import verify
+from flows.cli_console import console
+
+
+class NoBundleError(FileNotFoundError):
+    """There is no bundle where one was asked for."""
+
+
+def find_bundle(path: Path) -> Path:
+    """The bundle folder meant: itself, a package stage's folder, or a run's folder.
+
+    Raises:
+        NoBundleError: none of these; says what is there and what to do.
+    """
+    for folder in (path, path / "bundle"):
+        if (folder / verify.MANIFEST).is_file():
+            return folder
+    summary = path / "summary.json"
+    if summary.is_file():
+        named = (json.loads(summary.read_bytes()).get("bundle") or {}).get("path")
+        if named is None:
+            raise NoBundleError(f"{path}: this run made no bundle; finish it: rl-pipeline run")
+        for base in (Path(), *path.resolve().parents):
+            if (base / named / verify.MANIFEST).is_file():
+                return base / named
+    what = f"holds no {verify.MANIFEST}" if path.is_dir() else "is no folder"
+    raise NoBundleError(f"{path} {what}; give a bundle folder or a run's folder, as in runs/latest")
+
+
+def pinned_keys(given: Path | None) -> Path:
+    """The file of pinned keys: as given, else beside the key that runs sign with.
+
+    Raises:
+        NoBundleError: there is none.
+    """
+    named = os.environ.get(signing.KEY_VARIABLE)
+    path = given or (Path(named).parent if named else KEY_DIR) / signing.PIN_NAME
+    if not path.is_file():
+        raise NoBundleError(
+            f"no pinned keys at {path}; give --allowed-signers FILE, the one the device was "
+            "enrolled with. A bundle never brings its own trust"
+        )
+    return path
+
+
+def verified(bundle: Path, allowed_signers: Path) -> dict[str, Any]:
+    """The manifest of a good bundle; checked with ssh-keygen where there is one, else in Python.
+
+    Raises:
+        BundleError: a byte was changed, or another key signed.
+    """
+    if shutil.which("ssh-keygen"):
+        return verify.verify_bundle(bundle, allowed_signers)
+    return verify.verify_bundle(bundle, allowed_signers, check_signature=signing.verify)
+
+
+def verify_and_show(path: Path, allowed_signers: Path | None) -> None:
+    """Check a bundle and say what it holds."""
+    bundle, pinned = find_bundle(path), pinned_keys(allowed_signers)
+    manifest = verified(bundle, pinned)
+    console().print(
+        f"[green]good[/]: {escape(str(bundle))}, {len(manifest['files'])} files unchanged, signed "
+        f"by a key in {escape(str(pinned))}",
+        soft_wrap=True,
+    )
+
+
+def serve_bundle(path: Path, allowed_signers: Path | None, port: int, host: str) -> None:
+    """Verify a bundle and answer chat requests until Ctrl-C."""
+    bundle, pinned = find_bundle(path), pinned_keys(allowed_signers)
+
+    from deployment.jetson.serve import serve
+
+    serve(bundle, pinned, port=port, host=host)
