@@ -52,7 +52,7 @@ class Turn:
 
 
 @contextlib.contextmanager
-def opened(model: Path, context: int, *, vocab_only: bool = False) -> "Iterator[Llama]":
+def opened(model: Path, context: int) -> "Iterator[Llama]":
     """The model in llama.cpp, as the device runs it; closed at the end.
 
     Raises:
@@ -70,7 +70,6 @@ def opened(model: Path, context: int, *, vocab_only: bool = False) -> "Iterator[
             n_threads_batch=1,
             logits_all=False,
             verbose=False,
-            vocab_only=vocab_only,
         )
     except (ValueError, AssertionError) as error:
         raise MissingInputError(f"llama.cpp cannot load {model}: {error}") from error

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
 from deployment.jetson.errors import MissingInputError
 from deployment.jetson.on_device.llama_child import N_UBATCH
@@ -45,20 +46,35 @@ class MemoryPlan:
         return asdict(self)
 
 
-def shape_of(metadata: Mapping[str, str], vocabulary: int) -> ModelShape:
-    """Read the shape from GGUF metadata (all values as text, as llama.cpp gives them).
+def read_shape(gguf: Path) -> ModelShape:
+    """The shape a GGUF file declares.
 
     Raises:
-        MissingInputError: a key is missing or no number.
+        MissingInputError: not a GGUF file, or a key is missing.
+    """
+    from gguf import GGUFReader
+
+    try:
+        fields = GGUFReader(gguf).fields
+        tokens = len(fields["tokenizer.ggml.tokens"].data)
+    except (ValueError, OSError, IndexError, KeyError) as error:
+        raise MissingInputError(f"cannot read {gguf} ({error!r}); quantise again") from error
+    arrays = ("tokenizer.ggml.tokens", "tokenizer.ggml.merges", "tokenizer.ggml.token_type")
+    return shape_of({k: f.contents() for k, f in fields.items() if k not in arrays}, tokens)
+
+
+def shape_of(metadata: Mapping[str, object], vocabulary: int) -> ModelShape:
+    """The shape in GGUF metadata.
+
+    Raises:
+        MissingInputError: a key is missing or no whole number.
     """
 
     def number(key: str, default: int | None = None) -> int:
-        text = metadata.get(f"{architecture}.{key}")
-        if text is None and default is not None:
-            return default
-        if text is None or not text.isdecimal():
-            raise MissingInputError(f"GGUF key {architecture}.{key}={text!r}: expected a number")
-        return int(text)
+        value = metadata.get(f"{architecture}.{key}", default)
+        if not isinstance(value, int):
+            raise MissingInputError(f"GGUF key {architecture}.{key}={value!r}: expected a number")
+        return value
 
     architecture = metadata.get("general.architecture", "?")
     heads, hidden = number("attention.head_count"), number("embedding_length")
