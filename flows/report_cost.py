@@ -7,13 +7,13 @@ from flows.report_data import STAGES, RunFiles, table
 from flows.report_text import UNKNOWN, dollars, duration, finite, number, percent, short_hash
 
 _STATES = ("rollout", "train", "grade", "sync", "checkpoint", "startup", "idle")
-TOLERANCE = 0.01
 
 
 def cost_section(files: RunFiles) -> dict[str, Any]:
     """Bars of time, the books' balance, prices, and the table of stages."""
     ledger = files.json("rl", "ledger.json")
-    bars = [_ledger_bar(ledger), _stage_bar(files)]
+    balance = table(files.json("rl", "summary.json"), "ledger")
+    bars = [_ledger_bar(ledger, balance), _use_bar(files), _stage_bar(files)]
     return {
         "bars": [bar for bar in bars if bar],
         "facts": _facts(table(files.summary, "cost")),
@@ -33,28 +33,42 @@ def seconds_by_state(ledger: dict[str, Any]) -> dict[str, float]:
     return {state: totals[state] for state in order}
 
 
-def _ledger_bar(ledger: dict[str, Any]) -> dict[str, Any] | None:
+def _ledger_bar(ledger: dict[str, Any], balance: dict[str, Any]) -> dict[str, Any] | None:
     totals = seconds_by_state(ledger)
-    if not sum(totals.values()):
-        return None
     measured = sum(totals.values())
+    if not measured:
+        return None
     slots = len(table(ledger, "seconds"))
     return {
         **_bar("ledger", "RL: what every placement slot did", totals),
-        "total": f"{duration(measured)} over {slots} slots",
-        "note": _balance(finite(ledger.get("earlier_wall_s")), slots, measured),
+        "total": f"{duration(measured)} over {slots} {'slot' if slots == 1 else 'slots'}",
+        "note": _balance(balance),
     }
 
 
-def _balance(wall_s: float | None, slots: int, measured: float) -> str:
-    if not wall_s:
-        return "The stage's wall-clock is not in the ledger, so the books cannot be balanced."
-    miss = abs(measured - wall_s * slots) / (wall_s * slots)
-    verdict = "the books balance" if miss <= TOLERANCE else "time is missing from the books"
+def _balance(balance: dict[str, Any]) -> str:
+    wall_s, slots = finite(balance.get("wall_s")), finite(balance.get("slots"))
+    miss = finite(balance.get("miss_share"))
+    if wall_s is None or slots is None or miss is None:
+        return "The stage left no balance, so the books cannot be checked against wall-clock."
+    verdict = "the books balance" if balance.get("balanced") is True else "the books do not balance"
     return (
-        f"Wall-clock × slots is {duration(wall_s * slots)}; measured states are off by "
-        f"{percent(miss, 2)}: {verdict} (limit {percent(TOLERANCE, 0)})."
+        f"Wall-clock × slots is {duration(wall_s * slots)}; the measured states miss it by "
+        f"{percent(miss, 2)}: {verdict}."
     )
+
+
+def _use_bar(files: RunFiles) -> dict[str, Any] | None:
+    """The same seconds by what they bought: rollouts never trained on stand apart."""
+    uses = table(files.summary, "cost", "seconds_by_use")
+    seconds = {str(use): known for use, s in uses.items() if (known := finite(s))}
+    if not seconds:
+        return None
+    return {
+        **_bar("uses", "RL: what the time went into", seconds),
+        "total": dollars(table(files.summary, "cost").get("usd")),
+        "note": "Dropped: sampled, then too old to train on. Filtered: groups that teach nothing.",
+    }
 
 
 def _bar(key: str, title: str, seconds: dict[str, float]) -> dict[str, Any]:

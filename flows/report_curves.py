@@ -57,7 +57,13 @@ RL_CHARTS = (
         "tokens",
     ),
     ChartSpec("Tool calls", (("episodes that call", "tool_call_share"),), "share"),
-    ChartSpec("Truncated", (("truncated", "truncated_share"),), "share"),
+    ChartSpec(
+        "Truncated and unscored",
+        (("truncated", "truncated_share"), ("unscored", "unscored_share")),
+        "share",
+    ),
+    ChartSpec("Groups that can teach", (("mixed outcomes", "mixed_groups_share"),), "share"),
+    ChartSpec("Overlap of rollout and training", (("overlap", "overlap_share"),), "share"),
     ChartSpec("Gradient norm", (("norm", "grad_norm"),)),
     ChartSpec("Learning rate", (("lr", "lr"),), smooth=False),
     ChartSpec("Temperature", (("temperature", "temperature"),), smooth=False),
@@ -115,7 +121,7 @@ def rl_section(files: RunFiles) -> dict[str, Any]:
     """Curves and facts of the RL stage."""
     lines = _lines(files, "rl")
     charts, missing = _drawn("rl", RL_CHARTS, lines)
-    facts = table(files.summary, "rl")
+    facts = {**files.json("rl", "summary.json"), **table(files.summary, "rl")}
     named = (
         ("Optimiser steps", number(facts.get("steps"), 6)),
         ("Samples trained on", number(facts.get("samples"), 6)),
@@ -123,6 +129,11 @@ def rl_section(files: RunFiles) -> dict[str, Any]:
         ("Effective share", _ratio(facts.get("effective_samples"), facts.get("samples"))),
         ("Staleness limit", number(facts.get("staleness_limit"))),
         ("Highest staleness seen", number(facts.get("max_staleness_seen"))),
+        ("Rollout and training at once", percent(facts.get("overlap_share"))),
+        ("Samples dropped", percent(facts.get("dropped_share"))),
+        ("Weight syncs proven", number(facts.get("sync_proofs"), 6)),
+        ("Steps skipped", number(facts.get("skipped_steps"), 6)),
+        ("Suspicious batches", number(facts.get("suspicious_batches"), 6)),
         ("Resumes", number(facts.get("resumes"))),
     )
     return {

@@ -4,10 +4,9 @@ Each takes the run's files and gives plain values for the template; an empty map
 stage left nothing, and the page then says so.
 """
 
-from collections import Counter
 from typing import Any
 
-from flows.report_charts import Bar, interval_bars
+from flows.report_charts import Bar, Part, interval_bars, stacked_bar
 from flows.report_data import RunFiles, dig, rows, table
 from flows.report_text import (
     UNKNOWN,
@@ -245,7 +244,7 @@ def quant_section(files: RunFiles) -> dict[str, Any]:
         }
         for name, q in _quantisations(files)
     ]
-    tensors, kinds = [], []  # type: ignore[var-annotated]
+    tensors, kinds = _tensor_types(table(parity, "quant"))
     return {
         "rows": table_rows,
         "attribution": str(parity.get("attribution") or ""),
@@ -254,36 +253,87 @@ def quant_section(files: RunFiles) -> dict[str, Any]:
     }
 
 
+def _tensor_types(quant: dict[str, Any]) -> tuple[list[dict[str, Any]], list[str]]:
+    """A bar for each file: which types its matrices really have; and all types, for the legend."""
+    counted = {
+        name: {kind: n for kind, n in table(quant, name, "tensor_types").items() if finite(n)}
+        for name in [*QUANT_ORDER, *sorted(set(quant) - set(QUANT_ORDER))]
+    }
+    kinds = sorted({kind for types in counted.values() for kind in types})
+    shown = []
+    for name, types in counted.items():
+        if not types:
+            continue
+        parts = [Part(kind, float(types.get(kind, 0))) for kind in kinds]
+        words = ", ".join(f"{kind} × {number(n, 6)}" for kind, n in types.items())
+        notes = [str(n) for n in quant[name].get("fallbacks") or () if isinstance(n, str)]
+        if notes:
+            words += f"; {len(notes)} tensors fell back, for instance: {clipped(notes[0], 160)}"
+        title = f"Tensor types of {name}"
+        svg = stacked_bar(f"tensors-{len(shown)}", title, parts, "matrices")
+        shown.append({"type": name, "svg": svg, "words": words})
+    return shown, kinds
+
+
 def data_section(files: RunFiles) -> dict[str, Any]:
     """Row counts, the data gate and what was quarantined, by reason."""
     if not files.ran("data"):
         return {}
     gate = files.json("data", "gate.json")
     facts = {**table(files.record("data"), "meta"), **files.json("data", "summary.json")}
-    quarantined = files.lines("data", "quarantine.jsonl")
-    counts = Counter(str(row.get("reason", "no reason")) for row in quarantined)
-    examples = {str(row.get("reason", "no reason")): row for row in reversed(quarantined)}
     return {
         "facts": [
-            {"name": name.replace("_", " "), "value": number(value, 6)}
+            {"name": name.replace("_", " "), "value": _fact(name, value)}
             for name, value in sorted(facts.items())
-            if finite(value) is not None
+            if finite(value) is not None or (name.endswith("_bands") and isinstance(value, dict))
         ],
-        **_passed(gate.get("passed", gate.get("success")), "passed", "failed"),
+        **_passed(gate.get("passed"), "passed", "failed"),
+        "reasons": [str(reason) for reason in gate.get("reasons") or ()],
         "checks": [
             {
-                "name": str(c.get("name") or c.get("expectation") or ""),
-                **_passed(c.get("passed", c.get("success")), "passed", "failed"),
+                "name": " · ".join(str(check[k]) for k in ("code", "column") if check.get(k)),
+                "suite": str(verdict.get("suite", "")),
+                "found": clipped(str(check.get("error") or _observed(check)), 120),
+                **_passed(check.get("passed"), "passed", "failed"),
             }
-            for c in rows(gate, "checks")
+            for verdict in rows(gate, "verdicts")
+            for check in rows(verdict, "checks")
         ],
-        "quarantine": [
-            {"reason": reason, "count": number(count, 6), "example": _example(examples[reason])}
-            for reason, count in counts.most_common(12)
-        ],
+        "quarantine": _quarantine(files.lines("data", "quarantine.jsonl")),
     }
 
 
-def _example(row: dict[str, Any]) -> str:
-    where = f"line {row['line']}" if row.get("line") is not None else ""
-    return clipped(" ".join(filter(None, [str(row.get("row_id") or ""), where])), 80)
+def _fact(name: str, value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{band} {number(count, 6)}" for band, count in value.items())
+    return percent(value) if name.endswith("_share") else number(value, 6)
+
+
+def _observed(check: dict[str, Any]) -> str:
+    failing = finite(check.get("unexpected_count"))
+    if failing:
+        return f"{failing:,.0f} rows fail"
+    observed = check.get("observed")
+    return number(observed, 6) if finite(observed) is not None else ""
+
+
+def _quarantine(lines: list[dict[str, Any]]) -> list[dict[str, str]]:
+    """Rows set aside, counted by the short name their reason begins with; the most frequent first.
+
+    The first row of each kind is the example.
+    """
+    by_code: dict[str, list[dict[str, Any]]] = {}
+    for line in lines:
+        code = str(line.get("reason") or "no reason").partition(":")[0]
+        by_code.setdefault(code, []).append(line)
+    ordered = sorted(by_code.items(), key=lambda item: (-len(item[1]), item[0]))
+    return [
+        {"reason": code, "count": number(len(found), 6), "example": _example(found[0])}
+        for code, found in ordered
+    ]
+
+
+def _example(line: dict[str, Any]) -> str:
+    where = f"line {line['line']}" if line.get("line") is not None else ""
+    parts = [str(line.get("row_id") or ""), where, str(line.get("reason") or "")]
+    return clipped(" · ".join(filter(None, parts)), 160)

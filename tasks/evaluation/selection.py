@@ -1,10 +1,10 @@
 """Which held-out rows are asked, and proof that none of them was trained on."""
 
-import unicodedata
 from collections.abc import Sequence
 
 from tasks.environments.row import Demonstration, Row
 from tasks.evaluation.metrics import ordered_bands
+from tasks.gates.prompt_key import prompt_key
 
 
 class HeldoutEmptyError(ValueError):
@@ -45,11 +45,6 @@ def stratified(rows: Sequence[Row], limit: int) -> list[Row]:
     return picked
 
 
-def normalise_prompt(prompt: str) -> str:
-    """NFKC, casefold, single spaces: two prompts with the same form are the same problem."""
-    return " ".join(unicodedata.normalize("NFKC", prompt).casefold().split())
-
-
 def refuse_overlap(
     heldout: Sequence[Row], train: Sequence[Row], demonstrations: Sequence[Demonstration]
 ) -> None:
@@ -59,18 +54,18 @@ def refuse_overlap(
         HeldoutOverlapError: names the held-out row and where training has it.
     """
     ids = {row.id: "the id of a training row" for row in train}
-    prompts = {normalise_prompt(row.prompt): f"training row {row.id!r}" for row in train}
+    prompts = {prompt_key(row.prompt): f"training row {row.id!r}" for row in train}
     for shown in demonstrations:
         ids.setdefault(shown.row_id, f"the row of demonstration {shown.id!r}")
         for message in shown.messages:
             if message["role"] == "user":
-                key = normalise_prompt(message["content"])
+                key = prompt_key(message["content"])
                 prompts.setdefault(key, f"demonstration {shown.id!r}")
     clashes = []
     for row in heldout:
         if row.id in ids:
             clashes.append(f"{row.id!r} is {ids[row.id]}")
-        elif (where := prompts.get(normalise_prompt(row.prompt))) is not None:
+        elif (where := prompts.get(prompt_key(row.prompt))) is not None:
             clashes.append(f"{row.id!r} has the prompt of {where}")
     if clashes:
         raise HeldoutOverlapError(

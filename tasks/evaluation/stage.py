@@ -25,7 +25,7 @@ from tasks.evaluation.metrics import correctness, evaluate
 from tasks.evaluation.selection import refuse_overlap, stratified
 from tasks.evaluation.types import AnswerRecord
 
-TRAIN_ACCURACY_METRIC = "rl/accuracy"
+TRAIN_ACCURACY_METRIC = "accuracy"
 _Record = TypeVar("_Record", bound=BaseModel)
 
 
@@ -126,8 +126,8 @@ def summarise(
 
 def flat_metrics(summary: Mapping[str, Any]) -> dict[str, float]:
     """The single numbers of a summary by name, for tracking; what is unknown is left out."""
-    flat = {"evaluation/delta": float(summary["delta"]["value"])}
-    flat["evaluation/delta_ci_low"], flat["evaluation/delta_ci_high"] = summary["delta"]["ci95"]
+    flat = {"delta": float(summary["delta"]["value"])}
+    flat["delta_ci_low"], flat["delta_ci_high"] = summary["delta"]["ci95"]
     for side in ("sft", "rl"):
         block = summary[side]
         for name in (
@@ -139,10 +139,10 @@ def flat_metrics(summary: Mapping[str, Any]) -> dict[str, float]:
             "tool_error_share",
         ):
             if block[name] is not None:
-                flat[f"evaluation/{side}_{name}"] = float(block[name])
-        flat[f"evaluation/{side}_tokens_mean"] = float(block["lengths"]["mean"])
+                flat[f"{side}_{name}"] = float(block[name])
+        flat[f"{side}_tokens_mean"] = float(block["lengths"]["mean"])
         for band in block["by_band"]:
-            flat[f"evaluation/{side}_accuracy_{band['band']}"] = float(band["accuracy"])
+            flat[f"{side}_accuracy_{band['band']}"] = float(band["accuracy"])
     return flat
 
 

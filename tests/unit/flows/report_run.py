@@ -57,18 +57,25 @@ def _data(folder: Path) -> None:
         folder / "gate.json",
         {
             "passed": True,
-            "checks": [
-                {"name": "at least 64 training rows", "passed": True},
-                {"name": "no null prompt", "passed": True},
-                {"name": "no held-out prompt in training", "passed": True},
+            "reasons": [],
+            "verdicts": [
+                {
+                    "suite": suite,
+                    "passed": True,
+                    "checks": [
+                        {"code": "row_count", "column": None, "passed": True, "observed": count},
+                        {"code": "not_null", "column": "prompt", "passed": True, "observed": None},
+                    ],
+                }
+                for suite, count in (("train", 8192), ("heldout", 2048))
             ],
         },
     )
-    reasons = ["the gold answer is no number", "duplicate prompt", "duplicate prompt"]
+    reasons = ["bad_gold: not one number: 'Anya'", "duplicate: same as q7", "duplicate: as q9"]
     write_jsonl(
         folder / "quarantine.jsonl",
         (
-            {"row_id": f"q{i}", "line": 7 + i, "reason": reason, "row": {}}
+            {"row_id": f"q{i}", "line": 7 + i, "reason": reason, "row": {}, "split": "train"}
             for i, reason in enumerate(reasons)
         ),
     )
@@ -97,24 +104,32 @@ def _rl(folder: Path, steps: int, rng: random.Random) -> None:
         age = min(2, step)
         rows.append(
             {
-                "rl/reward_mean": 0.25 + 0.66 * grown + rng.gauss(0, 0.035),
-                "rl/accuracy": 0.22 + 0.68 * grown + rng.gauss(0, 0.035),
-                "rl/kl_k1_mean": 0.07 * grown + rng.gauss(0, 0.004),
-                "rl/kl_k3_mean": 0.08 * grown + abs(rng.gauss(0, 0.003)),
-                "rl/kl_coefficient": 0.001 * 1.02 ** (step // 3),
-                "rl/entropy_mean": 0.62 - 0.35 * grown + rng.gauss(0, 0.012),
-                "rl/clip_fraction": max(0, 0.004 + 0.01 * grown + rng.gauss(0, 0.002)),
-                "rl/ess_share": 0.985 - 0.03 * rng.random(),
-                "rl/kept_token_share": 0.99 - 0.02 * rng.random(),
-                "rl/effective_share": 0.62 - 0.3 * grown + rng.gauss(0, 0.03),
-                "rl/weight_max": 1.1 + 0.8 * rng.random(),
-                "rl/staleness_mean": age * (0.4 + 0.2 * rng.random()),
-                "rl/staleness_max": float(age),
-                "rl/grad_norm": None if step == 40 else 0.2 + 0.1 * rng.random(),
-                "rl/some_other_metric": float(step),
+                "reward_mean": 0.25 + 0.66 * grown + rng.gauss(0, 0.035),
+                "accuracy": 0.22 + 0.68 * grown + rng.gauss(0, 0.035),
+                "kl_k1_mean": 0.07 * grown + rng.gauss(0, 0.004),
+                "kl_k3_mean": 0.08 * grown + abs(rng.gauss(0, 0.003)),
+                "kl_coefficient": 0.001 * 1.02 ** (step // 3),
+                "entropy_mean": 0.62 - 0.35 * grown + rng.gauss(0, 0.012),
+                "clip_fraction": max(0, 0.004 + 0.01 * grown + rng.gauss(0, 0.002)),
+                "ess_share": 0.985 - 0.03 * rng.random(),
+                "kept_token_share": 0.99 - 0.02 * rng.random(),
+                "effective_share": 0.62 - 0.3 * grown + rng.gauss(0, 0.03),
+                "weight_max": 1.1 + 0.8 * rng.random(),
+                "staleness_mean": age * (0.4 + 0.2 * rng.random()),
+                "staleness_max": float(age),
+                "grad_norm": None if step == 40 else 0.2 + 0.1 * rng.random(),
+                "some_other_metric": float(step),
             }
         )
     _metrics(folder, rows)
+    write_json(
+        folder / "summary.json",
+        {
+            "overlap_share": 0.71,
+            "sync_proofs": 120,
+            "ledger": {"wall_s": 170.0, "slots": 2, "miss_share": 0.0015, "balanced": True},
+        },
+    )
     write_json(
         folder / "ledger.json",
         {
@@ -348,11 +363,21 @@ def _summary() -> dict:
         "cost": {
             "usd": 0.0071,
             "usd_per_effective_sample": 1.16e-6,
-            "device_s": 512.4,
+            "device_s": 339.5,
+            "seconds_by_use": {"rollout": 119.0, "train": 118.0, "dropped": 1.0, "idle": 101.5},
             "dropped_share": 0.008,
         },
     }
 
 
 def _parity() -> dict:
-    return {"attribution": "TEST DATA: what was lost between RL and the device is quantisation's."}
+    types = {
+        "F16": {"F16": 15},
+        "Q8_0": {"Q8_0": 15},
+        "Q4_K_M": {"Q4_K": 12, "Q6_K": 3},
+        "IQ2_M": {"IQ2_S": 11, "IQ3_S": 3, "Q5_K": 1},
+    }
+    return {
+        "attribution": "TEST DATA: what was lost between RL and the device is quantisation's.",
+        "quant": {name: {"tensor_types": counts} for name, counts in types.items()},
+    }

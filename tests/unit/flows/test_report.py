@@ -151,7 +151,7 @@ def test_tables_say_what_their_cells_are(whole):
 def test_charts_have_a_name_and_words(whole):
     _, page = whole
     charts = [a for tag, a in page.elements if tag == "svg"]
-    assert len(charts) == 18
+    assert len(charts) == 23
     ids = set(page.ids())
     for chart in charts:
         assert chart["role"] == "img"
@@ -181,8 +181,14 @@ def test_unnamed_metrics_are_shown_and_missing_ones_named(whole):
 
 def test_books_are_balanced_in_words(whole):
     _, page = whole
-    # 170 + 169.5 s measured of 2 × 170 s: off by 0.5 / 340 = 0.15 %
-    assert "measured states are off by 0.15 %: the books balance" in page.words
+    assert "Wall-clock × slots is 5 min 40 s; the measured states miss it by 0.15 %" in page.words
+    assert "rollout 2 min 00 s (35.3 %)" in page.words  # 120 of 339.5 s
+
+
+def test_tensor_types_and_quarantine_are_counted(whole):
+    _, page = whole
+    assert "IQ2_S × 11, IQ3_S × 3, Q5_K × 1" in page.words
+    assert "duplicate 2 q1 · line 8 · duplicate: same as q7" in page.words
 
 
 def test_empty_run_says_not_run_and_shows_no_zero(tmp_path):
