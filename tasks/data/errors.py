@@ -35,5 +35,9 @@ class NoTrainingRowsError(DataError):
     """Nothing is left to train on."""
 
 
+class UnknownBandError(DataError):
+    """RL is to draw from a difficulty band that no training row has."""
+
+
 class DataGateError(DataError):
     """The gate failed; quarantine, verdict and Data Docs have been written."""

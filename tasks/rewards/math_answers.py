@@ -20,29 +20,8 @@ from tasks.rewards.symbolic import comparer
 _WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}")
 _FUNCTIONS = frozenset(
     [
-        "sin",
-        "cos",
-        "tan",
-        "cot",
-        "sec",
-        "csc",
-        "arcsin",
-        "arccos",
-        "arctan",
-        "sinh",
-        "cosh",
-        "tanh",
-        "log",
-        "ln",
-        "exp",
-        "sqrt",
-        "gcd",
-        "lcm",
-        "mod",
-        "max",
-        "min",
-        "det",
-        "dim",
+        *["sin", "cos", "tan", "cot", "sec", "csc", "arcsin", "arccos", "arctan", "sinh", "cosh"],
+        *["tanh", "log", "ln", "exp", "sqrt", "gcd", "lcm", "mod", "max", "min", "det", "dim"],
     ]
 )
 

@@ -1,0 +1,31 @@
+"""The conversations SFT learns, made from training rows only."""
+
+from collections.abc import Sequence
+
+from configs.schema.data import CalculatorSource, DataConfig
+from tasks.data.candidate import Candidate
+from tasks.environments.calculator_problems import calculator_demonstrations
+from tasks.environments.row import Demonstration
+
+
+def demonstrations(train: Sequence[Candidate], config: DataConfig) -> list[Demonstration]:
+    """Demonstrations of the training side.
+
+    Calculator rows are answered at once or by the tool; chat rows are their own conversation; other
+    rows are answered by their solution, or by the answer alone where they have none.
+    """
+    source = config.source
+    if isinstance(source, CalculatorSource):
+        rows = [candidate.row() for candidate in train]
+        return calculator_demonstrations(
+            rows, source.demonstrations, source.tool_share, config.seed
+        )
+    return [_demonstration(candidate) for candidate in train]
+
+
+def _demonstration(candidate: Candidate) -> Demonstration:
+    messages = candidate.messages or [
+        {"role": "user", "content": candidate.prompt},
+        {"role": "assistant", "content": candidate.solution or candidate.answer},
+    ]
+    return Demonstration(id=f"{candidate.id}-demo", row_id=candidate.id, messages=messages)

@@ -1,0 +1,174 @@
+"""Data prep as a stage: load, clean, gate, write; the gate reads back the files as written."""
+
+import logging
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from configs.schema.data import DataConfig
+from tasks.artifacts import ArtifactRecord, hash_file, hash_json, write_json, write_jsonl
+from tasks.artifacts.progress import Reporter
+from tasks.data.candidate import Quarantined
+from tasks.data.cleaning import Cleaned, clean, gate_rows, quarantined_share
+from tasks.data.demonstrations import demonstrations
+from tasks.data.errors import DataGateError, NoTrainingRowsError, UnknownBandError
+from tasks.data.jsonl import read_jsonl
+from tasks.data.sources import Loaded, load
+from tasks.environments.calculator_problems import BANDS
+from tasks.environments.row import Row
+from tasks.gates.data_docs import write_data_docs
+from tasks.gates.verdict import GateVerdict, not_evaluated
+
+logger = logging.getLogger(__name__)
+
+FILES = ("train.jsonl", "heldout.jsonl", "demonstrations.jsonl")
+
+
+def run(
+    config: DataConfig, inputs: Mapping[str, ArtifactRecord], out_dir: Path, report: Reporter
+) -> ArtifactRecord:
+    """Make the dataset in `out_dir`.
+
+    Returns:
+        A record of kind `dataset`; its hash covers the three JSONL files, its `meta` holds counts.
+
+    Raises:
+        DataError: a source that cannot be read, nothing to train on, or a failed gate. Quarantine,
+            verdict and Data Docs are on disk by then, wherever rows were read at all.
+    """
+    report.progress(0, 4, "reading rows")
+    loaded = load(config)
+    report.progress(1, 4, "checking rows")
+    cleaned = _clean_or_explain(loaded, config, out_dir)
+    _bands_exist(cleaned, config)
+    _write_rows(cleaned, config, out_dir)
+    report.progress(2, 4, "gate over the written files")
+    verdicts = _final_verdicts(out_dir, config)
+    share = quarantined_share(cleaned.quarantined, len(cleaned.train) + len(cleaned.heldout))
+    summary = _summary(loaded, cleaned, out_dir, share)
+    failed = _write_gate(out_dir, config, cleaned, verdicts, summary, share)
+    report.progress(3, 4, "Data Docs written")
+    if failed:
+        raise DataGateError(
+            f"the data gate failed: {failed}; see {out_dir / 'data_docs' / 'index.html'} and "
+            f"{out_dir / 'quarantine.jsonl'}"
+        )
+    report.progress(4, 4, f"{summary['train_rows']} training, {summary['heldout_rows']} held-out")
+    logger.info("dataset of %d + %d rows", summary["train_rows"], summary["heldout_rows"])
+    return ArtifactRecord(
+        kind="dataset", uri=_uri(out_dir), sha256=dataset_hash(out_dir), meta=summary
+    )
+
+
+def _uri(folder: Path) -> str:
+    """Relative to the working directory where it lies below it."""
+    below = folder.resolve()
+    here = Path.cwd().resolve()
+    return str(below.relative_to(here) if below.is_relative_to(here) else folder)
+
+
+def dataset_hash(folder: Path) -> str:
+    """One hash over the three JSONL files."""
+    return hash_json({name: hash_file(folder / name) for name in FILES})
+
+
+def read_rows(path: Path) -> list[Row]:
+    """Canonical rows of a file this stage wrote."""
+    return [Row.model_validate(record.values) for record in read_jsonl(path).records]
+
+
+def _clean_or_explain(loaded: Loaded, config: DataConfig, out_dir: Path) -> Cleaned:
+    """Clean; where nothing is left, say on disk what happened to every row before giving up."""
+    quarantined: list[Quarantined] = []
+    try:
+        return clean(loaded, config, quarantined)
+    except NoTrainingRowsError as error:
+        cleaned = Cleaned([], [], quarantined, [not_evaluated("train", str(error))])
+        write_jsonl(out_dir / "quarantine.jsonl", (q.to_json() for q in quarantined))
+        summary = {"train_rows": 0, "quarantined": _by_reason(cleaned)}
+        _write_gate(out_dir, config, cleaned, cleaned.verdicts, summary, 0.0)
+        raise
+
+
+def _bands_exist(cleaned: Cleaned, config: DataConfig) -> None:
+    have = _band_counts(cleaned.train)
+    missing = [band for band in config.rl_bands if band not in have]
+    if missing:
+        raise UnknownBandError(
+            f"data.rl_bands={list(config.rl_bands)} names {', '.join(map(repr, missing))}, which no "
+            f"training row has; choose from {', '.join(have)}"
+        )
+
+
+def _write_rows(cleaned: Cleaned, config: DataConfig, out_dir: Path) -> None:
+    for name, rows in (("train", cleaned.train), ("heldout", cleaned.heldout)):
+        write_jsonl(out_dir / f"{name}.jsonl", (row.row().model_dump() for row in rows))
+    shown = demonstrations(cleaned.train, config)
+    write_jsonl(out_dir / "demonstrations.jsonl", (d.model_dump() for d in shown))
+    write_jsonl(out_dir / "quarantine.jsonl", (q.to_json() for q in cleaned.quarantined))
+
+
+def _final_verdicts(out_dir: Path, config: DataConfig) -> list[GateVerdict]:
+    heldout = read_rows(out_dir / "heldout.jsonl")
+    train = read_rows(out_dir / "train.jsonl")
+    return [
+        gate_rows(train, "train", config.gate.min_train_rows, config, heldout),
+        gate_rows(heldout, "heldout", config.gate.min_heldout_rows, config, []),
+    ]
+
+
+def _by_reason(cleaned: Cleaned) -> dict[str, int]:
+    return dict(sorted(Counter(item.code for item in cleaned.quarantined).items()))
+
+
+def _band_counts(rows: Sequence[Any]) -> dict[str, int]:
+    counted = Counter(row.band for row in rows)
+    order = [band for band in BANDS if band in counted]
+    return {band: counted[band] for band in [*order, *sorted(set(counted) - set(order))]}
+
+
+def _summary(loaded: Loaded, cleaned: Cleaned, out_dir: Path, share: float) -> dict[str, Any]:
+    shown = len(read_jsonl(out_dir / "demonstrations.jsonl").records)
+    return {
+        **loaded.facts,
+        "train_rows": len(cleaned.train),
+        "heldout_rows": len(cleaned.heldout),
+        "demonstrations": shown,
+        "train_bands": _band_counts(cleaned.train),
+        "heldout_bands": _band_counts(cleaned.heldout),
+        "heldout_sha256": hash_file(out_dir / "heldout.jsonl"),
+        "quarantined": _by_reason(cleaned),
+        "quarantined_share": share,
+    }
+
+
+def _write_gate(
+    out_dir: Path,
+    config: DataConfig,
+    cleaned: Cleaned,
+    verdicts: list[GateVerdict],
+    summary: dict[str, Any],
+    share: float,
+) -> str:
+    """Write verdict, summary and Data Docs; returns why the gate failed, or nothing."""
+    reasons = [f"{verdict.suite}: {verdict.why()}" for verdict in verdicts if not verdict.passed]
+    if share > config.gate.max_quarantined_share:
+        reasons.append(
+            f"{share:.1%} of rows were set aside for a fault of their own, above "
+            f"data.gate.max_quarantined_share={config.gate.max_quarantined_share:.1%}"
+        )
+    gate = {
+        "passed": not reasons,
+        "reasons": reasons,
+        "verdicts": [verdict.to_json() for verdict in verdicts],
+        "as_read": [verdict.to_json() for verdict in cleaned.verdicts],
+        "quarantined": _by_reason(cleaned),
+        "quarantined_share": share,
+        "max_quarantined_share": config.gate.max_quarantined_share,
+    }
+    write_json(out_dir / "gate.json", gate)
+    write_json(out_dir / "summary.json", summary)
+    facts = {**summary, "gate": "; ".join(reasons) or "passed"}
+    write_data_docs(out_dir / "data_docs", "Data gate", facts, [*verdicts, *cleaned.verdicts])
+    return "; ".join(reasons)
