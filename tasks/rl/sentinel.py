@@ -120,7 +120,7 @@ class RewardSentinel:
             raise EmptyBatchError("an empty batch has no rewards to judge; expected at least one")
         require_finite(rewards)
         scored = [float(r) for r in rewards if r is not None]
-        suspicion = self._suspect(scored, 1 - len(scored) / len(rewards))
+        suspicion = self._suspect(scored, rewards.count(None) / len(rewards))
         if suspicion is None:
             self._absorb(math.fsum(scored) / len(scored))
             self._consecutive_drops = 0

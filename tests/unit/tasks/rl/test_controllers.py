@@ -35,8 +35,8 @@ def test_linear_anneal_by_hand(step, value):
 
 
 def test_linear_anneal_ends_exactly():
-    # 0.1 + (0.3 − 0.1)·1 is 0.30000000000000004 in floating point.
-    assert linear_anneal(Anneal(start=0.1, end=0.3, over_steps=7), 7) == 0.3
+    # 0.2 + (0.9 − 0.2)·1 is 0.8999999999999999 in floating point.
+    assert linear_anneal(Anneal(start=0.2, end=0.9, over_steps=7), 7) == 0.9
 
 
 def test_publish_every_step_by_default():

@@ -69,6 +69,8 @@ def test_a01_overflowing_ratio_leaves_loss_and_gradient_finite(log_ratio, advant
     assert gradient.isfinite().all()
     assert metrics["clamped_tokens_sum"] == 1
     assert metrics["log_ratio_abs_max"] == abs(log_ratio)
+    # A clamped token teaches nothing, on whichever side of the clip it lies.
+    assert metrics["kept_tokens_sum"] == 1
 
 
 def test_a01_reported_overflow_by_hand():
@@ -146,6 +148,7 @@ def test_a01_healthy_tokens_are_unchanged_to_the_bit():
     [
         (1.0, 2.0, -2.0, True),
         (1.5, 1.0, -1.28, False),  # A > 0 above 1 + ε_h: clipped
+        (1.25, 1.0, -1.25, True),  # A > 0 above 1 + ε_l, below 1 + ε_h: clip-higher lets it push
         (0.5, 1.0, -0.5, True),  # A > 0 below: min takes the ratio, so it still pushes
         (0.5, -1.0, 0.8, False),  # A < 0 below 1 − ε_l: clipped
         (1.5, -1.0, 1.5, True),  # A < 0 above: pushes

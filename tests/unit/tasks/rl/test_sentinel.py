@@ -57,9 +57,11 @@ def test_suspicious_from_the_first_batch(rewards, kind):
     assert RewardSentinel(CONFIG).observe(rewards).kind is kind
 
 
-@pytest.mark.parametrize("rewards", [[1.0, 0.0], [0.0, 1e-9], [1.0, 0.0, 1.0, 0.0, None]])
+@pytest.mark.parametrize(
+    "rewards", [[1.0, 0.0], [0.0, 1e-9], [1.0, 0.0, 1.0, 0.0, None], [1.0, 0.0] * 4 + [None] * 2]
+)
 def test_unsuspicious(rewards):
-    # One of five unscored is 20 %, which does not pass the limit of 20 %.
+    # One of five and two of ten unscored are 20 %, which does not pass the limit of 20 %.
     assert RewardSentinel(CONFIG).observe(rewards) is None
 
 
