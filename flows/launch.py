@@ -12,7 +12,7 @@ from pathlib import Path
 from types import FrameType
 
 from configs.schema import PipelineConfig
-from flows.prefect_server import prefect_environment, temporary_server
+from flows.prefect_server import TemporaryServer, prefect_environment
 from flows.run_id import new_run_id
 from flows.run_lock import RunLock
 from tasks.artifacts import write_json
@@ -113,14 +113,19 @@ def _prefect(home: Path, run_id: str) -> Iterator[None]:
     changed = dict(prefect_environment(home))
     configured = os.environ.get("PREFECT_API_URL")
     if configured:
-        del changed["PREFECT_HOME"]
+        del changed["PREFECT_HOME"], changed["PREFECT_SERVER_MEMO_STORE_PATH"]
     with contextlib.ExitStack() as stack:
         before = dict(os.environ)
         stack.callback(_restore_environment, before)
         os.environ.update({k: v for k, v in changed.items() if k not in before})
-        if not configured:
-            os.environ["PREFECT_API_URL"] = stack.enter_context(temporary_server(home, run_id))
+        server = None if configured else stack.enter_context(TemporaryServer(home, run_id))
+        if server is not None:
+            os.environ["PREFECT_API_URL"] = server.url
         stack.enter_context(_settings_from_environment())
+        import flows.pipeline  # noqa: F401 - seconds of importing, while the server starts
+
+        if server is not None:
+            server.wait()
         yield
 
 

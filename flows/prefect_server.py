@@ -13,7 +13,6 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
 from pathlib import Path
 
 from tasks.process_tree import TOKEN_VARIABLE
@@ -32,6 +31,8 @@ def prefect_environment(home: Path) -> dict[str, str]:
     """Settings that keep Prefect inside `home`, quiet, and off the network."""
     return {
         "PREFECT_HOME": str(home.resolve()),
+        # this default does not follow PREFECT_HOME; the file spares later servers their set-up
+        "PREFECT_SERVER_MEMO_STORE_PATH": str(home.resolve() / "memo_store.toml"),
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
         "PREFECT_LOGGING_LEVEL": "WARNING",
         "PREFECT_SERVER_LOGGING_LEVEL": "WARNING",
@@ -61,49 +62,56 @@ def _command(port: int) -> list[str]:
     )
 
 
-@contextlib.contextmanager
-def temporary_server(home: Path, token: str) -> Iterator[str]:
-    """Run a server and yield its API address.
+class TemporaryServer:
+    """A server for the time of a `with`; it starts while we import, `wait` before it is used."""
 
-    Raises:
-        PrefectServerError: it ended or did not answer in time; shows its log.
-    """
-    home.mkdir(parents=True, exist_ok=True)
-    port, log_path = _free_port(), home / "server.log"
-    url = f"http://127.0.0.1:{port}/api"
-    environment = {
-        **os.environ,
-        **prefect_environment(home),
-        "PREFECT_UI_ENABLED": "0",
-        "PREFECT__SERVER_EPHEMERAL": "1",
-        "PREFECT__SERVER_FINAL": "1",
-        TOKEN_VARIABLE: token,
-    }
-    with log_path.open("ab") as log:
-        server = subprocess.Popen(
-            _command(port),
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-        try:
-            _await(server, url, log_path)
-            yield url
-        finally:
-            server.terminate()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                server.wait(timeout=15.0)
+    def __init__(self, home: Path, token: str) -> None:
+        self._home, self._token = home, token
+        self._log_path = home / "server.log"
+        self._port = _free_port()
+        self.url = f"http://127.0.0.1:{self._port}/api"
+        self._process: subprocess.Popen[bytes] | None = None
 
-
-def _await(server: "subprocess.Popen[bytes]", url: str, log_path: Path) -> None:
-    deadline_s = time.monotonic() + START_TIMEOUT_S
-    while not _answers(url):
-        if server.poll() is not None or time.monotonic() > deadline_s:
-            what = "ended" if server.poll() is not None else "did not answer in time"
-            raise PrefectServerError(
-                f"the Prefect server {what}; its log {log_path} ends with:\n{log_tail(log_path)}\n"
-                "or set PREFECT_API_URL to a server that runs"
+    def __enter__(self) -> "TemporaryServer":
+        self._home.mkdir(parents=True, exist_ok=True)
+        environment = {
+            **os.environ,
+            **prefect_environment(self._home),
+            "PREFECT_UI_ENABLED": "0",
+            "PREFECT__SERVER_EPHEMERAL": "1",
+            "PREFECT__SERVER_FINAL": "1",
+            TOKEN_VARIABLE: self._token,
+        }
+        with self._log_path.open("wb") as log:
+            self._process = subprocess.Popen(
+                _command(self._port),
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
             )
-        time.sleep(_POLL_S)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        if self._process is not None:
+            self._process.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(timeout=15.0)
+
+    def wait(self) -> None:
+        """Return when it answers.
+
+        Raises:
+            PrefectServerError: it ended or did not answer in time; shows its log.
+        """
+        deadline_s = time.monotonic() + START_TIMEOUT_S
+        while not _answers(self.url):
+            ended = self._process is None or self._process.poll() is not None
+            if ended or time.monotonic() > deadline_s:
+                raise PrefectServerError(
+                    f"the Prefect server {'ended' if ended else 'did not answer in time'}; its log "
+                    f"{self._log_path} ends with:\n{log_tail(self._log_path)}\n"
+                    "or set PREFECT_API_URL to a server that runs"
+                )
+            time.sleep(_POLL_S)

@@ -284,6 +284,7 @@ def _open_parent(run: Run) -> None:
     )
     context.facts.update(
         run_id=context.run_id,
+        runs_dir=context.runs_dir.as_posix(),
         git_sha=run.git.sha,
         git_dirty=run.git.dirty,
         mlflow_tracking_uri=context.tracker.uri,

@@ -139,15 +139,20 @@ def _side(block: Mapping[str, Any]) -> dict[str, Any]:
 
 def quant(parity: Mapping[str, Any]) -> dict[str, Any]:
     """Size and parity of F16 and of each quantisation that was made."""
-    variants = _mapping(parity.get("quant"))
-    return {name: pick(_mapping(facts), QUANT_KEYS) for name, facts in variants.items()}
+    shown = {}
+    for name, facts in _mapping(parity.get("quant")).items():
+        shown[name] = pick(_mapping(facts), QUANT_KEYS)
+        kld = shown[name]["kld_mean"]
+        if isinstance(kld, dict):  # an interval: the summary keeps its middle
+            shown[name]["kld_mean"] = kld.get("value")
+    return shown
 
 
 def bundle(record: ArtifactRecord | None) -> dict[str, Any]:
     """Where the bundle is, its hash, and whether it is signed."""
     if record is None:
         return {"path": None, "sha256": None, "signed": None}
-    path = record.meta.get("path") or str(record.path / "bundle")
+    path = record.meta.get("bundle") or str(record.path / "bundle")
     return {"path": path, "sha256": record.sha256, "signed": record.meta.get("signed")}
 
 

@@ -53,22 +53,29 @@ def quantize(
 ) -> ArtifactRecord:
     """Quantisation; accuracy comes from the same evaluation code, through llama.cpp."""
     from quantize.stage import run
-
+    from tasks.artifacts.machine import usable_cores
     from tasks.greedy_answers import greedy_answers
 
-    return run(config.quantize, inputs, out_dir, report, answer_greedily=greedy_answers(config))
+    threads = usable_cores()
+    answer = greedy_answers(config, inputs, threads)
+    return run(config.quantize, inputs, out_dir, report, answer_greedily=answer, threads=threads)
 
 
 def package(
     config: PipelineConfig, inputs: Inputs, out_dir: Path, report: Reporter, facts: Facts
 ) -> ArtifactRecord:
-    """The signed bundle."""
+    """The signed bundle; the signing key lies outside it, in the runs folder."""
+    from deployment.jetson.facts import BundleFacts
     from deployment.jetson.stage import run
 
-    shown = {
-        "profile": config.profile,
-        "system_prompt": config.system_prompt,
-        "tools": list(config.tools),
-        **facts,
-    }
-    return run(config.package, inputs, out_dir, report, facts=shown)
+    hashes = {name: record.sha256 for name, record in inputs.items()}
+    bundle_facts = BundleFacts.from_config(
+        config,
+        git_sha=facts["git_sha"] or "unknown",
+        git_dirty=bool(facts["git_dirty"]),
+        lineage={**hashes, "config": facts["config_sha256"], "lock": facts["lock_sha256"]},
+        mlflow_run_id=facts["mlflow_run_id"],
+        mlflow_tracking_uri=facts["mlflow_tracking_uri"],
+        key_dir=Path(facts["runs_dir"]) / "keys",
+    )
+    return run(config.package, inputs, out_dir, report, facts=bundle_facts)

@@ -46,6 +46,7 @@ STAGES: dict[str, StageSpec] = {
             slice=("data.source", "data.seed", "data.gate"),
             entry="tasks.stage_calls:data",
             code=("tasks.data.stage",),
+            shown=("data.rl_bands",),  # only checked against the bands there are
         ),
         StageSpec(
             name="sft",
@@ -57,7 +58,7 @@ STAGES: dict[str, StageSpec] = {
         StageSpec(
             name="rl",
             inputs=("data", "sft"),
-            slice=("model", "rl", "system_prompt", "tools", "data.rl_bands"),
+            slice=("model.max_length", "rl", "system_prompt", "tools", "data.rl_bands"),
             entry="tasks.stage_calls:rl",
             code=("tasks.rl.stage",),
             shown=("cost",),
@@ -85,7 +86,15 @@ STAGES: dict[str, StageSpec] = {
         StageSpec(
             name="package",
             inputs=("data", "sft", "rl", "evaluation", "quantize"),
-            slice=("package", "profile", "system_prompt", "tools"),
+            slice=(
+                "package",
+                "profile",
+                "model",
+                "evaluation.sampling.max_new_tokens",
+                "evaluation.sampling.max_turns",
+                "system_prompt",
+                "tools",
+            ),
             entry="tasks.stage_calls:package",
             code=("deployment.jetson.stage",),
         ),

@@ -1,0 +1,68 @@
+"""How the quantise stage measures accuracy: held-out problems, greedily, through llama.cpp.
+
+The same turn-and-tool loop and verifier as training and evaluation; only the engine differs.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from configs.schema import PipelineConfig
+from configs.schema.evaluation import EvaluationSampling
+from tasks.artifacts import ArtifactRecord
+from tasks.environments.renderer import PromptRenderer
+from tasks.environments.row import Row
+
+if TYPE_CHECKING:
+    import numpy as np
+
+OBSERVATION_TOKENS = 128
+"""Room for one tool answer and the template around it."""
+
+
+def greedy_answers(
+    config: PipelineConfig, inputs: Mapping[str, ArtifactRecord], threads: int
+) -> "Callable[[Path, int], np.ndarray]":
+    """A function `(GGUF file, n)` → 1.0 or 0.0 for each of n held-out problems, in one order."""
+
+    def answer(gguf: Path, count: int) -> "np.ndarray":
+        from tasks.environments import tools_named
+        from tasks.evaluation.answers import greedy_correct
+        from tasks.evaluation.selection import stratified
+        from tasks.models.load import load_tokenizer
+        from tasks.sampling.llama_cpp_engine import LlamaCppEngine
+
+        renderer = PromptRenderer(
+            load_tokenizer(inputs["rl"].path / "policy"), config.system_prompt
+        )
+        rows = stratified(_heldout(inputs["data"]), count)
+        sampling = config.evaluation.sampling
+        with LlamaCppEngine(
+            gguf,
+            n_ctx_per_seq=context_needed(rows, renderer, sampling),
+            parallel_sequences=min(config.quantize.parallel_sequences, len(rows)),
+            threads=threads,
+            end_of_turn_ids=(renderer.end_of_turn_id,),
+        ) as engine:
+            return greedy_correct(engine, rows, renderer, tools_named(config.tools), sampling)
+
+    return answer
+
+
+def context_needed(
+    rows: Sequence[Row], renderer: PromptRenderer, sampling: EvaluationSampling
+) -> int:
+    """Tokens the longest episode can take: prompt, every turn at its limit, tool answers between.
+
+    The cache holds this for every parallel sequence, so the model's whole context would be waste.
+    """
+    longest = max(
+        len(renderer.prompt_ids([{"role": "user", "content": row.prompt}])) for row in rows
+    )
+    turns = sampling.max_turns
+    return longest + turns * sampling.max_new_tokens + (turns - 1) * OBSERVATION_TOKENS
+
+
+def _heldout(data: ArtifactRecord) -> list[Row]:
+    lines = (data.path / "heldout.jsonl").read_bytes().split(b"\n")
+    return [Row.model_validate_json(line) for line in lines if line]
