@@ -21,7 +21,7 @@ from cryptography.hazmat.primitives import serialization as ser
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from deployment.jetson.errors import SigningKeyError
-from deployment.jetson.on_device.verify import IDENTITY, NAMESPACE, BundleError
+from deployment.jetson.on_device.verify import IDENTITY, NAMESPACE, BundleError, armour, unarmour
 from tasks.artifacts import write_atomic
 from tasks.artifacts.atomic import fsync_folder
 
@@ -31,8 +31,6 @@ PIN_NAME = "allowed_signers"
 KEY_TYPE = b"ssh-ed25519"
 _MAGIC = b"SSHSIG"
 _HASH = b"sha512"
-_BEGIN, _END = "-----BEGIN SSH SIGNATURE-----", "-----END SSH SIGNATURE-----"
-_LINE = 70
 _OPTION = re.compile(r'namespaces="([^"]*)"\Z', re.IGNORECASE)
 
 
@@ -68,20 +66,12 @@ def sign(message: bytes, key: Ed25519PrivateKey, namespace: str = NAMESPACE) -> 
     signature = _string(KEY_TYPE) + _string(key.sign(_to_sign(message, space)))
     blob = _MAGIC + struct.pack(">I", 1) + _string(public_blob(key.public_key()))
     blob += _string(space) + _string(b"") + _string(_HASH) + _string(signature)
-    text = base64.b64encode(blob).decode()
-    lines = [text[at : at + _LINE] for at in range(0, len(text), _LINE)]
-    return "\n".join([_BEGIN, *lines, _END]) + "\n"
+    return armour(blob)
 
 
-def _unpack(armoured: str) -> tuple[bytes, bytes, bytes]:
+def _unpack(armoured: bytes) -> tuple[bytes, bytes, bytes]:
     """(public key blob, namespace, raw signature) of an armoured SSHSIG."""
-    lines = armoured.strip().splitlines()
-    if len(lines) < 3 or lines[0] != _BEGIN or lines[-1] != _END:
-        raise BundleError("the signature file is no OpenSSH signature; the bundle is refused")
-    try:
-        blob = base64.b64decode("".join(lines[1:-1]), validate=True)
-    except binascii.Error as error:
-        raise BundleError(f"the signature is not base64 ({error}); the bundle is refused") from None
+    blob = unarmour(armoured)
     head = _MAGIC + struct.pack(">I", 1)
     parts = _strings(blob[len(head) :])
     if not blob.startswith(head) or len(parts) != 5 or parts[3] != _HASH:
@@ -114,7 +104,7 @@ def verify(message: bytes, signature: Path, allowed_signers: Path) -> None:
     Raises:
         BundleError: not a good signature by a pinned key.
     """
-    blob, namespace, raw = _unpack(signature.read_text(encoding="ascii", errors="replace"))
+    blob, namespace, raw = _unpack(signature.read_bytes())
     if namespace != NAMESPACE.encode():
         raise BundleError(f"the signature is for {namespace!r}, not {NAMESPACE!r}; refused")
     if blob not in _pinned_blobs(allowed_signers.read_text(encoding="utf-8"), NAMESPACE):

@@ -7,6 +7,7 @@ bytes of `manifest.json` that are then read; only after that is anything in the 
 """
 
 import argparse
+import base64
 import hashlib
 import json
 import logging
@@ -24,6 +25,9 @@ SIGNATURE = "manifest.json.sig"
 NAMESPACE = "rl-pipeline-bundle"
 IDENTITY = "rl-pipeline"
 MAX_MANIFEST_BYTES = 16 << 20
+MAX_SIGNATURE_BYTES = 1 << 16
+ARMOUR_BEGIN, ARMOUR_END = "-----BEGIN SSH SIGNATURE-----", "-----END SSH SIGNATURE-----"
+ARMOUR_LINE = 70
 FORMAT = 1
 SHA256 = re.compile(r"[0-9a-f]{64}\Z")
 _CHUNK = 1 << 20
@@ -51,6 +55,30 @@ def _read_regular(path: Path, limit: int) -> bytes:
     if not stat.S_ISREG(info.st_mode) or info.st_size > limit:
         raise BundleError(f"{path.name} must be a regular file of at most {limit} bytes")
     return path.read_bytes()
+
+
+def armour(blob: bytes) -> str:
+    """The one text form of a signature, as `ssh-keygen -Y sign` writes it."""
+    text = base64.b64encode(blob).decode()
+    lines = [text[at : at + ARMOUR_LINE] for at in range(0, len(text), ARMOUR_LINE)]
+    return "\n".join([ARMOUR_BEGIN, *lines, ARMOUR_END]) + "\n"
+
+
+def unarmour(raw: bytes) -> bytes:
+    """What a signature file holds.
+
+    `ssh-keygen` ignores what surrounds the block; here every byte of the file counts.
+
+    Raises:
+        BundleError: not exactly one armoured block.
+    """
+    try:
+        blob = base64.b64decode("".join(raw.decode("ascii").split("\n")[1:-2]), validate=True)
+    except ValueError:
+        blob = b""
+    if not blob or armour(blob).encode() != raw:
+        raise BundleError(f"{SIGNATURE} is no OpenSSH signature file; the bundle is refused")
+    return blob
 
 
 def ssh_keygen_verify(message: bytes, signature: Path, allowed_signers: Path) -> None:
@@ -201,7 +229,7 @@ def verify_bundle(bundle: Path, allowed_signers: Path, check_signature=ssh_keyge
     bundle = bundle.resolve()
     pinned = check_pin(bundle, allowed_signers)
     raw = _read_regular(bundle / MANIFEST, MAX_MANIFEST_BYTES)
-    _read_regular(bundle / SIGNATURE, 1 << 16)
+    unarmour(_read_regular(bundle / SIGNATURE, MAX_SIGNATURE_BYTES))
     check_signature(raw, bundle / SIGNATURE, pinned)
     manifest = read_manifest(raw)
     check_files(bundle, manifest["files"])
