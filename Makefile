@@ -55,7 +55,7 @@ oracle: install ## compare with llama.cpp's own tools
 lint: install ## ruff, mypy, import-linter
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
-	@$(BIN)/mypy configs tasks flows quantize deployment
+	@$(BIN)/mypy
 	@PYTHONPATH=. $(BIN)/lint-imports
 
 format: install ## let ruff rewrite the files

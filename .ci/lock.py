@@ -1,6 +1,6 @@
 """Writes requirements.lock: exact pins of requirements.in and all it needs, as installed here.
 
-Run it with the environment's own Python (`make lock`). A local build tag such as `+cpu` is left out,
+Run it with the environment's own Python (`make lock`). A build tag such as `+cpu` is left out,
 so that one lock serves a CPU and a CUDA machine; no file, address or index is written.
 """
 

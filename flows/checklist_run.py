@@ -13,6 +13,7 @@ from tasks.artifacts import ArtifactRecord
 from tasks.artifacts.provenance import project_root
 
 if TYPE_CHECKING:
+    import torch
     from transformers import PreTrainedTokenizerBase
 
 Records = Mapping[str, ArtifactRecord]
@@ -132,7 +133,7 @@ def weights_sha256(folder: Path) -> str:
 
     from tasks.artifacts import hash_tensors
 
-    tensors = {}
+    tensors: dict[str, torch.Tensor] = {}
     for path in sorted(folder.glob("*.safetensors")):
         with safe_open(str(path), framework="pt") as weights:
             tensors |= {name: weights.get_tensor(name) for name in weights.keys()}  # noqa: SIM118
@@ -163,12 +164,12 @@ def reference_is_snapshot(config: PipelineConfig, records: Records) -> Finding:
     looked_at = f"snapshot {found[:12]} as recorded"
     if "rl" not in records:
         return Finding(name, "pass", f"{looked_at}; RL has not run")
-    used = records["rl"].meta.get("reference_sha256")
+    used = _reference_of(records["rl"])
     if used is None:
         return Finding(
             name,
             "warn",
-            f"{looked_at}; RL's record names no reference",
+            f"{looked_at}; RL left no trace of its reference",
             "rl-pipeline run --force rl",
         )
     if used != expected:
@@ -179,6 +180,18 @@ def reference_is_snapshot(config: PipelineConfig, records: Records) -> Finding:
             "rl-pipeline run --force rl",
         )
     return Finding(name, "pass", f"{looked_at}; RL measured KL to the same")
+
+
+def _reference_of(rl: ArtifactRecord) -> str | None:
+    """The snapshot RL says it started from: in its record, else in its newest checkpoint."""
+    if named := rl.meta.get("reference_sha256"):
+        return str(named)
+    for manifest in sorted(rl.path.glob("checkpoints/step-*/manifest.json"), reverse=True):
+        try:
+            return str(json.loads(manifest.read_bytes())["identity"]["snapshot"])
+        except (OSError, ValueError, KeyError, TypeError):
+            continue
+    return None
 
 
 def quantised_parity(config: PipelineConfig, records: Records) -> Finding:

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from flows.cli_console import (
+    DEBUG,
     FAILED,
     INTERRUPTED,
     console,
@@ -49,13 +50,12 @@ Force = Annotated[
 
 @app.callback()
 def root(
-    context: typer.Context,
     debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks and logs.")] = False,
 ) -> None:
     """Options of every command."""
     import logging
 
-    context.obj = {"debug": debug}
+    DEBUG.set(debug)
     level = logging.DEBUG if debug else logging.WARNING
     logging.basicConfig(level=level, format="%(levelname)s %(name)s %(message)s")
 

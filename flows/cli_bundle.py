@@ -33,8 +33,9 @@ def find_bundle(path: Path) -> Path:
         if named is None:
             raise NoBundleError(f"{path}: this run made no bundle; finish it: rl-pipeline run")
         for base in (Path(), *path.resolve().parents):
-            if (base / named / verify.MANIFEST).is_file():
-                return base / named
+            bundle = base / str(named)
+            if (bundle / verify.MANIFEST).is_file():
+                return bundle
     what = f"holds no {verify.MANIFEST}" if path.is_dir() else "is no folder"
     raise NoBundleError(f"{path} {what}; give a bundle folder or a run's folder, as in runs/latest")
 

@@ -3,6 +3,7 @@
 import functools
 import sys
 from collections.abc import Callable, Iterable
+from contextvars import ContextVar
 from typing import ParamSpec
 
 import typer
@@ -22,6 +23,8 @@ MARKS = {
     "fail": "[bold red]fail[/]",
     "open": "[dim]open[/]",
 }
+DEBUG: ContextVar[bool] = ContextVar("rl_pipeline_debug", default=False)
+"""Whether `--debug` was given: tracebacks are then shown."""
 Arguments = ParamSpec("Arguments")
 
 
@@ -29,22 +32,6 @@ def console(*, stderr: bool = False) -> Console:
     """A console on standard output or error as they are now; 100 columns without a terminal."""
     stream = sys.stderr if stderr else sys.stdout
     return Console(file=stream, width=None if stream.isatty() else 100, highlight=False)
-
-
-def debugging() -> bool:
-    """Whether `--debug` was given: tracebacks are then shown."""
-    context = _root_context()
-    return bool(context.obj and context.obj.get("debug")) if context else False
-
-
-def _root_context() -> typer.Context | None:
-    import click
-
-    try:
-        context = click.get_current_context()
-    except RuntimeError:
-        return None
-    return context.find_root()  # type: ignore[return-value]
 
 
 def is_ours(error: BaseException) -> bool:
@@ -69,7 +56,7 @@ def reports_errors(command: Callable[Arguments, None]) -> Callable[Arguments, No
             show_interrupted()
             raise typer.Exit(INTERRUPTED) from None
         except SHOWN_BASES as error:
-            if debugging() or not is_ours(error):
+            if DEBUG.get() or not is_ours(error):
                 raise
             show_error(error)
             raise typer.Exit(exit_code(error)) from error
@@ -126,15 +113,13 @@ def show_config_error(error: "BaseException", out: Console) -> None:
 
 
 def findings_table(findings: Iterable[Finding], title: str) -> Table:
-    """Findings as a table: status, what, what it looked at, what to do."""
+    """Findings as a table: status, what, what it looked at, and below that what to do."""
     table = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0))
-    for heading in ("", "what", "looked at", "what to do"):
+    for heading in ("", "what", "looked at → what to do"):
         table.add_column(heading, overflow="fold")
     for finding in findings:
+        remedy = f"\n[yellow]→ {escape(finding.remedy)}[/]" if finding.remedy else ""
         table.add_row(
-            MARKS[finding.status],
-            escape(finding.name),
-            escape(finding.looked_at),
-            escape(finding.remedy),
+            MARKS[finding.status], escape(finding.name), f"{escape(finding.looked_at)}{remedy}"
         )
     return table

@@ -27,15 +27,17 @@ REFRESH_HZ = 4
 SPARKS = "▁▂▃▄▅▆▇█"
 HISTORY = 40
 LIVE_METRICS = {
-    "reward": ("rl/reward_mean", "rl/reward"),
-    "lag": ("rl/staleness_mean", "rl/lag_mean"),
-    "lag max": ("rl/staleness_max", "rl/lag_max"),
-    "effective": ("rl/effective_share",),
-    "tool use": ("rl/tool_call_rate", "rl/tool_calls_mean"),
-    "KL": ("rl/kl_mean", "rl/kl_k3_mean", "rl/kl"),
-    "clipped": ("rl/clip_share", "rl/clipped_share"),
-    "USD per effective sample": ("rl/usd_per_effective_sample", "cost/usd_per_effective_sample"),
+    "reward": "reward_mean",
+    "accuracy": "accuracy",
+    "lag": "staleness_mean",
+    "lag max": "staleness_max",
+    "effective": "effective_share",
+    "tool use": "tool_call_share",
+    "KL": "kl_k1_mean",
+    "overlap": "overlap_share",
+    "tok/s": "rollout_tokens_per_s",
 }
+"""Short name → metric of the RL stage, in the order shown."""
 
 
 @dataclass
@@ -69,12 +71,8 @@ def spark(values: list[float]) -> str:
 
 def live_values(values: Mapping[str, float | None]) -> dict[str, float]:
     """The metrics a person watches, under short names; unknown ones are left out."""
-    found = {}
-    for name, candidates in LIVE_METRICS.items():
-        known = [values[key] for key in candidates if values.get(key) is not None]
-        if known and known[0] is not None:
-            found[name] = known[0]
-    return found
+    found = {name: values.get(metric) for name, metric in LIVE_METRICS.items()}
+    return {name: value for name, value in found.items() if value is not None}
 
 
 class RunView:

@@ -14,9 +14,14 @@ from tasks.stages import STAGES
 UNKNOWN = "–"
 
 
+def is_number(value: Any) -> bool:
+    """Whether a figure is known; a truth value is no figure."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
 def percent(value: Any, *, signed: bool = False) -> str:
     """A share in percent; a dash where it is unknown."""
-    if not isinstance(value, int | float):
+    if not is_number(value):
         return UNKNOWN
     return f"{100 * value:{'+' if signed else ''}.1f} %"
 
@@ -27,19 +32,19 @@ def interval(value: Any) -> str:
         value = [value.get("low"), value.get("high")]
     if not (isinstance(value, list | tuple) and len(value) == 2):
         return UNKNOWN
-    if not all(isinstance(end, int | float) for end in value):
+    if not all(is_number(end) for end in value):
         return UNKNOWN
     return f"[{100 * value[0]:+.1f}, {100 * value[1]:+.1f}]"
 
 
 def size(value: Any) -> str:
     """Bytes in MB."""
-    return f"{value / 1e6:.2f} MB" if isinstance(value, int | float) else UNKNOWN
+    return f"{value / 1e6:.2f} MB" if is_number(value) else UNKNOWN
 
 
 def number(value: Any, digits: int = 3) -> str:
     """A number; a dash where it is unknown."""
-    return f"{value:.{digits}g}" if isinstance(value, int | float) else UNKNOWN
+    return f"{value:.{digits}g}" if is_number(value) else UNKNOWN
 
 
 def show_summary(summary: Mapping[str, Any], run_dir: Path, out: Console) -> None:
@@ -124,7 +129,7 @@ def places_table(summary: dict[str, Any], run_dir: Path) -> Table:
 
 
 def _places(summary: dict[str, Any], run_dir: Path) -> list[tuple[str, str]]:
-    cost = {k: v for k, v in table(summary, "cost").items() if isinstance(v, int | float)}
+    cost = {k: v for k, v in table(summary, "cost").items() if is_number(v)}
     steps = table(summary, "rl")
     found = [
         ("wall-clock", f"{number(summary.get('wall_s'), 4)} s, peak memory "

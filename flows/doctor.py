@@ -21,6 +21,8 @@ from flows.doctor_probes import (
 from flows.findings import Finding
 
 SERVE_PORT = 8080
+_PUBLIC_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
+_DATA_SUFFIXES = (".jsonl", ".json", ".parquet", ".csv", ".txt")
 
 
 def examine_machine(root: Path, runs: Path, facts: MachineFacts) -> list[Finding]:
@@ -189,7 +191,7 @@ def _local_files(config: PipelineConfig) -> list[Finding]:
 def _local_file(key: str, value: str) -> Finding:
     if Path(value).exists():
         return Finding(key, "pass", f"{value} is here")
-    if re.fullmatch(r"[\w.-]+/[\w.-]+", value):
+    if _PUBLIC_ID.fullmatch(value) and Path(value).suffix not in _DATA_SUFFIXES:
         return Finding(
             key,
             "warn",
