@@ -51,7 +51,11 @@ app=$prefix/opt/rl-pipeline/$name
 # Once a release is installed, its verifier, which was judged then, judges the next bundle.
 judge=$here/verify.py
 [[ -f $app/current/verify.py ]] && judge=$app/current/verify.py
-verify() { py "$judge" "$1" --allowed-signers "$signers"; }
+work=$(mktemp -d)
+incoming=$app/releases/.incoming.$$
+trap 'rm -rf "$work" "$incoming"' EXIT
+cp -- "$judge" "$work/verify.py" # the release it lies in may be replaced below
+verify() { py "$work/verify.py" "$1" --allowed-signers "$signers"; }
 verify "$here" || die "nothing was changed"
 py "$here/preflight.py" --bundle "$here" --root "$root" --target "$app" --python "$python" \
   ${skip_hardware:+"$skip_hardware"} || die "nothing was changed"
@@ -62,19 +66,17 @@ mkdir -p "$app/releases"
 exec 9>"$app/.lock"
 flock -n 9 || die "another installation of $name is running"
 rm -rf "$app"/releases/.incoming.*
-if [[ -e $release ]] && ! verify "$release"; then
-  say "the copy of $sha on this device is damaged; it is replaced"
-  mv -T "$release" "$app/releases/.incoming.damaged"
-fi
-if [[ ! -e $release ]]; then
-  incoming=$app/releases/.incoming.$$
-  trap 'rm -rf "$incoming"' EXIT
+if [[ ! -e $release ]] || ! verify "$release"; then
   mkdir "$incoming"
   cp -R -- "$here"/. "$incoming"/
   # The copy is judged again: it is what will run.
   verify "$incoming" || die "the copy is damaged"
   chmod -R a+rX,go-w "$incoming"
   sync -f "$incoming"
+  if [[ -e $release ]]; then
+    say "the copy of $sha on this device was damaged; it is replaced"
+    mv -T "$release" "$app/releases/.incoming.damaged"
+  fi
   mv -T "$incoming" "$release"
 fi
 rm -rf "$app"/releases/.incoming.*
