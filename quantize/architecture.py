@@ -106,8 +106,8 @@ def read_shape(model_dir: Path) -> ModelShape:
         factors = llama3_factors(rope, head_dim)
         if not architecture.frequency_factors:
             raise UnsupportedArchitectureError(
-                f"rope_type=llama3 with {architecture.gguf_name}: llama.cpp reads frequency factors "
-                "only for llama"
+                f"rope_type=llama3 with {architecture.gguf_name}: llama.cpp reads frequency "
+                "factors only for llama"
             )
     return ModelShape(
         architecture=architecture,
@@ -255,7 +255,10 @@ def llama3_factors(rope: Mapping[str, Any], head_dim: int) -> np.ndarray:
     stretched by `factor`; between the two, the frequencies are interpolated.
     """
     factor = float(_required(rope, "factor"))
-    low, high = float(_required(rope, "low_freq_factor")), float(_required(rope, "high_freq_factor"))
+    low, high = (
+        float(_required(rope, "low_freq_factor")),
+        float(_required(rope, "high_freq_factor")),
+    )
     context = float(_integer(rope, "original_max_position_embeddings"))
     exponents = np.arange(0, head_dim, 2, dtype=np.float32) / np.float32(head_dim)
     frequencies = np.float32(1.0) / np.float32(rope["rope_theta"]) ** exponents
@@ -273,8 +276,9 @@ def _eos_ids(model_dir: Path, config: Mapping[str, Any]) -> tuple[int, ...]:
     generation = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     for source in (config, generation):
         value = source.get("eos_token_id")
-        found.extend(value if isinstance(value, list) else [value])
-    return tuple(dict.fromkeys(i for i in found if isinstance(i, int)))
+        ids = value if isinstance(value, list) else [value]
+        found.extend(i for i in ids if isinstance(i, int))
+    return tuple(dict.fromkeys(found))
 
 
 def permute_rope(weight: np.ndarray, heads: int) -> np.ndarray:

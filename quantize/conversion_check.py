@@ -4,7 +4,7 @@ import logging
 import unicodedata
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
@@ -32,7 +32,8 @@ STRESS_TEXTS = (
     "<tool_call>\n{}\n</tool_call><think>\n</think>",
     "def f(x):\n\treturn x**2  # комментарий\n",
     "Grüße aus Zürich, naïve café, Ångström, İstanbul ı ß ẞ ﬁ",
-    "e\u0301 a\u0308\u0323 n\u0303o combining \u0915\u094d\u0937\u093f \u0e01\u0e33\u0e25\u0e31\u0e07",
+    "e\u0301 a\u0308\u0323 n\u0303o combining \u0915\u094d\u0937\u093f",
+    "\u0e01\u0e33\u0e25\u0e31\u0e07 \u0e20\u0e32\u0e29\u0e32",
     "日本語のテキスト、漢字とかな。中文，标点！한국어 문장",
     "مرحبا بالعالم ١٢٣ שלום עולם हिन्दी १२३",
     "😀 👍🏽 👩\u200d💻 🇩🇪 🏳️\u200d🌈",
@@ -54,7 +55,7 @@ CONVERSATION = (
 )
 
 
-def stress_texts(added: Sequence[str], normaliser: str | None) -> list[str]:
+def stress_texts(added: Sequence[str], normaliser: Literal["NFC"] | None) -> list[str]:
     """The stress list and every added token alone, between letters, between spaces, doubled.
 
     Where the tokenizer normalises, the texts come normalised, as llama.cpp needs them.
@@ -110,9 +111,7 @@ def _same_ids(context: LlamaCppContext, text: str, expected: list[int], add_spec
         )
 
 
-def _check_stops(
-    context: LlamaCppContext, vocabulary: Vocabulary, eos_ids: Sequence[int]
-) -> None:
+def _check_stops(context: LlamaCppContext, vocabulary: Vocabulary, eos_ids: Sequence[int]) -> None:
     if context.eos_id != vocabulary.special_ids["eos"]:
         raise ConversionCheckError(
             f"{context.path.name} ends turns with id {context.eos_id}, the chat template with "

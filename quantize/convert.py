@@ -150,7 +150,9 @@ class _Safetensors:
 def _embedding_rows(weights: _Safetensors, shape: ModelShape) -> int:
     names = weights.names()
     if _EMBEDDING not in names:
-        raise ModelConfigError(f"the weights hold no {_EMBEDDING}; is this a causal language model?")
+        raise ModelConfigError(
+            f"the weights hold no {_EMBEDDING}; is this a causal language model?"
+        )
     rows = weights.shape(_EMBEDDING)[0]
     if rows != shape.vocab_size:
         raise ModelConfigError(
@@ -162,12 +164,12 @@ def _embedding_rows(weights: _Safetensors, shape: ModelShape) -> int:
             f"config.json has tie_word_embeddings=false and the weights hold no {_HEAD}; set the "
             "flag to true if the head is the embedding"
         )
-    if shape.tied and _HEAD in names:
-        if not np.array_equal(weights.load(_HEAD), weights.load(_EMBEDDING)):
-            raise ModelConfigError(
-                f"config.json has tie_word_embeddings=true and the weights hold a {_HEAD} that "
-                f"differs from {_EMBEDDING}; a reader would drop one of them: set the flag to false"
-            )
+    both = shape.tied and _HEAD in names
+    if both and not np.array_equal(weights.load(_HEAD), weights.load(_EMBEDDING)):
+        raise ModelConfigError(
+            f"config.json has tie_word_embeddings=true and the weights hold a {_HEAD} that "
+            f"differs from {_EMBEDDING}; a reader would drop one of them: set the flag to false"
+        )
     return rows
 
 
@@ -198,9 +200,7 @@ def _tensors(weights: _Safetensors, shape: ModelShape) -> list[_Tensor]:
     return sorted(tensors, key=_order)
 
 
-def _loader(
-    weights: _Safetensors, source: str, shape: ModelShape
-) -> Callable[[], np.ndarray]:
+def _loader(weights: _Safetensors, source: str, shape: ModelShape) -> Callable[[], np.ndarray]:
     heads = {"q_proj": shape.heads, "k_proj": shape.kv_heads}.get(source.split(".")[-2])
     if heads is None or not shape.architecture.interleaved_rope:
         return lambda: weights.load(source)
@@ -231,13 +231,11 @@ def _write(
         for tensor in tensors:
             values = tensor.load()
             types[tensor.name] = stored_type(tensor.name, values, dtype)
-            if dtype == "f16" and is_matrix(tensor.name, values.ndim):
-                if types[tensor.name] is np.float32:
-                    kept.append(tensor.name)
+            wide = types[tensor.name] is np.float32 and is_matrix(tensor.name, values.ndim)
+            if dtype == "f16" and wide:
+                kept.append(tensor.name)
             stored = np.dtype(types[tensor.name])
-            writer.add_tensor_info(
-                tensor.name, values.shape, stored, values.size * stored.itemsize
-            )
+            writer.add_tensor_info(tensor.name, values.shape, stored, values.size * stored.itemsize)
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
         writer.write_ti_data_to_file()
@@ -273,8 +271,8 @@ def _write_keys(
         _add(writer, f"{shape.architecture.gguf_name}.{key}", value)
     writer.add_file_type(_FILE_TYPE[dtype])
     writer.add_quantization_version(GGML_QUANT_VERSION)
-    for key, value in _vocabulary_keys(vocabulary):
-        _add(writer, f"tokenizer.{key}", value)
+    for key, entry in _vocabulary_keys(vocabulary):
+        _add(writer, f"tokenizer.{key}", entry)
 
 
 def _vocabulary_keys(
@@ -285,9 +283,9 @@ def _vocabulary_keys(
     yield "ggml.tokens", list(vocabulary.tokens)
     yield "ggml.token_type", list(vocabulary.types)
     yield "ggml.merges", list(vocabulary.merges)
-    keys = {"bos": "bos", "eos": "eos", "eot": "eot", "eom": "eom", "pad": "padding", "unk": "unknown"}
+    longer = {"pad": "padding", "unk": "unknown"}
     for role, token_id in vocabulary.special_ids.items():
-        yield f"ggml.{keys[role]}_token_id", token_id
+        yield f"ggml.{longer.get(role, role)}_token_id", token_id
     yield "ggml.add_bos_token", vocabulary.add_bos
     yield "ggml.add_eos_token", False
     if vocabulary.chat_template is not None:

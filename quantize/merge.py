@@ -20,7 +20,6 @@ from tasks.artifacts.errors import ArtifactWriteError
 
 if TYPE_CHECKING:
     import torch
-    from transformers import PreTrainedModel
 
 HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 
@@ -46,7 +45,7 @@ def merge_peft_model(model: "torch.nn.Module") -> "dict[str, torch.Tensor]":
     }
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # peft warns of what `_untie` has made right
-        twin = copy.deepcopy(model, memo=dict(clones))
+        twin: Any = copy.deepcopy(model, memo=dict(clones))
         was_tied = _is_tied(twin)
         _untie(twin)
         merged = twin.merge_and_unload() if hasattr(twin, "merge_and_unload") else twin
@@ -77,7 +76,7 @@ def merge_adapter(
     from transformers import AutoModelForCausalLM
 
     _require_file(base_dir, "config.json")
-    model = AutoModelForCausalLM.from_pretrained(
+    model: Any = AutoModelForCausalLM.from_pretrained(
         str(base_dir), dtype=torch.float32, use_safetensors=True, local_files_only=True
     )
     config = model.config
@@ -96,7 +95,7 @@ def merge_adapter(
     return hash_tensors(cast)
 
 
-def _architecture_of(model: "torch.nn.Module") -> str:
+def _architecture_of(model: Any) -> str:
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     return type(base).__name__
 
@@ -106,7 +105,7 @@ def _require_file(folder: Path, name: str) -> None:
         raise AdapterMergeError(f"{folder} holds no {name}; nothing is fetched from a hub")
 
 
-def _with_adapter(model: "PreTrainedModel", adapter_dir: Path) -> "torch.nn.Module":
+def _with_adapter(model: Any, adapter_dir: Path) -> Any:
     """`model` with the adapter on it; its embedding grown to the rows the adapter was trained with.
 
     New rows are NaN until the adapter fills them, so that a missing one cannot pass unseen.
@@ -117,7 +116,7 @@ def _with_adapter(model: "PreTrainedModel", adapter_dir: Path) -> "torch.nn.Modu
     _require_file(adapter_dir, "adapter_config.json")
     _require_file(adapter_dir, "adapter_model.safetensors")
     with safe_open(adapter_dir / "adapter_model.safetensors", framework="pt") as file:
-        shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}
+        shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
     rows = model.get_input_embeddings().weight.shape[0]
     wanted = _trained_rows(shapes, adapter_dir)
     if wanted is not None and wanted < rows:
@@ -156,7 +155,7 @@ def _trained_rows(shapes: Mapping[str, tuple[int, ...]], adapter_dir: Path) -> i
     return rows.pop() if rows else None
 
 
-def _is_tied(model: "torch.nn.Module") -> bool:
+def _is_tied(model: Any) -> bool:
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     return bool(base.config.tie_word_embeddings)
 

@@ -9,7 +9,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from quantize.architecture import ModelShape
 from quantize.errors import UnsupportedTokenizerError, VocabularySizeError
@@ -38,7 +38,7 @@ PRE_TOKENIZERS: dict[tuple[tuple[str, ...], bool], str] = {
     ((f"split {_LLAMA3}", "bytes"), False): "smaug-bpe",
     ((f"split {_LLAMA3}", "bytes"), True): "llama-bpe",
 }
-"""(steps of the pre-tokenizer, does a whole word found in the vocabulary skip the merges) → name."""
+"""(steps of the pre-tokenizer, whether a word that is itself a token skips merges) → name."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Vocabulary:
     chat_template: str | None
     added: tuple[str, ...]
     """Texts of the added tokens, for the check on the written file."""
-    normaliser: str | None
+    normaliser: Literal["NFC"] | None
     """`NFC`, or None: llama.cpp does not normalise, so text must come normalised."""
 
 
@@ -196,7 +196,7 @@ def _step(part: dict[str, Any]) -> str:
     return json.dumps(part, sort_keys=True)
 
 
-def _normaliser(spec: dict[str, Any]) -> str | None:
+def _normaliser(spec: dict[str, Any]) -> Literal["NFC"] | None:
     normaliser = spec.get("normalizer")
     if not normaliser:
         return None

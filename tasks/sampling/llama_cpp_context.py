@@ -218,7 +218,7 @@ class LlamaCppContext:
 
     def forget_all(self) -> None:
         """Empty every sequence's cache."""
-        self._llama.llama_memory_clear(self._memory, True)
+        self._llama.llama_memory_clear(self._memory, False)
 
     def logits_of(
         self,

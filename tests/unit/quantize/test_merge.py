@@ -131,6 +131,7 @@ def test_no_adapter_keeps_the_weights_and_the_hash(tmp_path, tokenizer):
     assert merge_adapter(base, None, tmp_path / "merged") == digest  # twice, over the first
 
 
+@pytest.mark.filterwarnings("ignore::UserWarning")
 def test_a_live_model_is_not_touched(tokenizer):
     trained = adapt(
         make_model("qwen3", tie_word_embeddings=True), target_modules=["q_proj", "lm_head"]

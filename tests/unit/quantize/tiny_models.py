@@ -128,10 +128,14 @@ def hf_logits(model: torch.nn.Module, ids: list[int]) -> np.ndarray:
 def kl(p: np.ndarray, q: np.ndarray) -> float:
     """Mean KL(P‖Q), nats, written out here so that the tests do not lean on the code they test."""
     p, q = (x.astype(np.float64) for x in (p, q))
-    logp = p - np.log(np.exp(p - p.max(-1, keepdims=True)).sum(-1, keepdims=True)) - p.max(
-        -1, keepdims=True
+    logp = (
+        p
+        - np.log(np.exp(p - p.max(-1, keepdims=True)).sum(-1, keepdims=True))
+        - p.max(-1, keepdims=True)
     )
-    logq = q - np.log(np.exp(q - q.max(-1, keepdims=True)).sum(-1, keepdims=True)) - q.max(
-        -1, keepdims=True
+    logq = (
+        q
+        - np.log(np.exp(q - q.max(-1, keepdims=True)).sum(-1, keepdims=True))
+        - q.max(-1, keepdims=True)
     )
     return float((np.exp(logp) * (logp - logq)).sum(-1).mean())
