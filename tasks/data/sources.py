@@ -135,14 +135,13 @@ def _read_side(
 ) -> tuple[list[Candidate], list[Quarantined], dict[str, Any]]:
     contents = read_location(location, split)
     if not contents.records:
-        bad = contents.bad_lines
-        found = f"none of its {len(bad)} lines parses (line {bad[0].line}: {bad[0].reason})"
         raise DataFileEmptyError(
-            f"data.source.{split}={location!r} holds no row: "
-            f"{found if bad else 'the file is empty'}; expected one JSON object per line"
+            f"data.source.{split}={location!r} holds no row: {_why_empty(contents)}; expected one "
+            "JSON object per line"
         )
     shape = recognise(contents.records, source.mapping, location)
-    rows = [read_candidate(record, shape, source, location) for record in contents.records]
+    name = Path(location).name if Path(location).exists() else location
+    rows = [read_candidate(record, shape, source, name) for record in contents.records]
     quarantined = [
         Quarantined(None, bad.line, f"unparseable_line: {bad.reason}", {"text": bad.text}, split)
         for bad in contents.bad_lines
@@ -154,6 +153,13 @@ def _read_side(
         "answer_kind": source.answer_kind,
     }
     return rows, quarantined, facts
+
+
+def _why_empty(contents: FileContents) -> str:
+    if not contents.bad_lines:
+        return "the file is empty"
+    first = contents.bad_lines[0]
+    return f"none of its {len(contents.bad_lines)} lines parses (line {first.line}: {first.reason})"
 
 
 def read_location(location: str, split: str) -> FileContents:

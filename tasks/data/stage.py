@@ -96,8 +96,8 @@ def _bands_exist(cleaned: Cleaned, config: DataConfig) -> None:
     missing = [band for band in config.rl_bands if band not in have]
     if missing:
         raise UnknownBandError(
-            f"data.rl_bands={list(config.rl_bands)} names {', '.join(map(repr, missing))}, which no "
-            f"training row has; choose from {', '.join(have)}"
+            f"data.rl_bands={list(config.rl_bands)} names {', '.join(map(repr, missing))}, which "
+            f"no training row has; choose from {', '.join(have)}"
         )
 
 

@@ -14,7 +14,7 @@ from tasks.rewards.extraction import fold_symbols
 MAX_DIGITS = 1000
 """Digits before or after the decimal point; larger values are outside what a gold may be."""
 
-_CURRENCY = r"(?:\\?\$|[€£¥₹]|USD\s|EUR\s)?"
+_CURRENCY = r"(?:(?:\\?\$|[€£¥₹]|USD\s|EUR\s)\s?(?P<sign_after>-)?)?"
 _DIGITS = r"(?:[0-9]{1,3}(?:(?:,|\{,\}|\\,|\\!)+[0-9]{3})+(?![0-9])|[0-9]+)"
 _PLAIN = rf"(?:{_DIGITS}(?:\.[0-9]+)?|\.[0-9]+)"
 _POWER_OF_TEN = (
@@ -23,7 +23,7 @@ _POWER_OF_TEN = (
 )
 _TEX = r"\\[dt]?frac\s?(?:\{\s?-?[0-9]+\s?\}\s?\{\s?-?[0-9]+\s?\}|[0-9][0-9])"
 _LITERAL = re.compile(
-    rf"(?P<sign>-\s?)?{_CURRENCY}\s?(?P<sign_after>-)?"
+    rf"(?P<sign>-\s?)?{_CURRENCY}\s?"
     rf"(?:(?P<whole>[0-9]+(?:\s|(?=\\)))?(?:(?P<top>[0-9]+)\s?/\s?(?P<bottom>[0-9]+)|(?P<tex>{_TEX}))"
     rf"|(?P<plain>{_PLAIN})(?P<power>{_POWER_OF_TEN})?)"
     r"(?P<percent>\s?\\?%)?"
@@ -31,7 +31,7 @@ _LITERAL = re.compile(
 _JUNK = re.compile(
     r"(?<![0-9])[0-9][0-9,]*+(?:\.[0-9]++){2,}|(?<![0-9])[0-9]++(?:/[0-9]++){2,}"
     r"|(?<![0-9])[0-9]++:[0-9:]+|(?<![0-9])\.?[0-9][0-9.,]*+\s?\^\s?(?:\{[^}]*\}|-?[0-9.]+)"
-    r"|[A-Za-z_][A-Za-z_0-9]*"
+    r"|[A-Za-z_][A-Za-z_0-9]*+(?:(?<=[0-9])(?:\.[0-9]++)+)?"
 )
 _SCIENTIFIC = re.compile(rf"{_PLAIN}{_POWER_OF_TEN}")
 _SEPARATORS = re.compile(r"\{,\}|\\,|\\!|,")

@@ -24,7 +24,12 @@ def read_expression(text: str) -> Any:
     import sympy
     from latex2sympy2_extended import latex2sympy
 
-    value = latex2sympy(text)
+    try:
+        value = latex2sympy(text)
+    except Exception as error:
+        if type(error) is Exception:  # the grammar's own way to say "syntax error"
+            raise UnreadableExpressionError(f"{text[:80]!r}: {error}") from error
+        raise
     if not isinstance(value, sympy.Basic):
         raise UnreadableExpressionError(f"no expression: {text[:80]!r}")
     exact = {f: sympy.Rational(str(f)) for f in value.atoms(sympy.Float)}

@@ -7,7 +7,13 @@ without regard to case, width and spacing).
 import re
 import unicodedata
 
-from tasks.rewards.extraction import Extracted, anchored_answer, trim_marks, visible_text
+from tasks.rewards.extraction import (
+    Extracted,
+    anchored_answer,
+    fold_symbols,
+    trim_marks,
+    visible_text,
+)
 from tasks.rewards.math_answers import same_answer, why_not_mathematical
 from tasks.rewards.math_exact import TooLargeError
 from tasks.rewards.math_syntax import MathSyntaxError, parse_shape
@@ -145,7 +151,8 @@ def _extract_number(text: str, anchored: bool, marked: bool) -> str:
 
     A marked answer must be one number: `\\boxed{4, 5}` would be right twice.
     """
-    lines = [line for line in text[-TAIL_CHARS:].splitlines() if re.search("[0-9=½¼¾]", line)]
+    tail = fold_symbols(text[-TAIL_CHARS:])
+    lines = [line for line in tail.splitlines() if re.search("[0-9=]", line)]
     if not lines:
         raise _NoAnswer("no number")
     line = lines[0] if anchored else lines[-1]
