@@ -17,6 +17,7 @@ from flows.run_id import new_run_id
 from flows.run_lock import RunLock
 from tasks.artifacts import write_json
 from tasks.events import Event, Listener, ignore
+from tasks.supervise import QUIET_ENVIRONMENT
 
 AGAIN = "`rl-pipeline run` again reuses finished stages and goes on from the last checkpoint"
 
@@ -110,10 +111,8 @@ def _interruptible() -> Iterator[None]:
 @contextlib.contextmanager
 def _prefect(home: Path, run_id: str) -> Iterator[None]:
     """Prefect's environment: the server in PREFECT_API_URL, or one for the time of this run."""
-    changed = dict(prefect_environment(home))
     configured = os.environ.get("PREFECT_API_URL")
-    if configured:
-        del changed["PREFECT_HOME"], changed["PREFECT_SERVER_MEMO_STORE_PATH"]
+    changed = QUIET_ENVIRONMENT if configured else prefect_environment(home)
     with contextlib.ExitStack() as stack:
         before = dict(os.environ)
         stack.callback(_restore_environment, before)

@@ -6,7 +6,6 @@ under `tasks.reaper`, so it ends with us. Database and settings lie under `runs/
 """
 
 import contextlib
-import os
 import socket
 import subprocess
 import sys
@@ -15,6 +14,7 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
+from tasks.artifacts.provenance import module_environment
 from tasks.process_tree import TOKEN_VARIABLE
 from tasks.supervise import QUIET_ENVIRONMENT, log_tail, reaped_command
 
@@ -34,7 +34,9 @@ def prefect_environment(home: Path) -> dict[str, str]:
         # this default does not follow PREFECT_HOME; the file spares later servers their set-up
         "PREFECT_SERVER_MEMO_STORE_PATH": str(home.resolve() / "memo_store.toml"),
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
-        "PREFECT_LOGGING_LEVEL": "WARNING",
+        # what goes wrong is said once, by us; the server may be gone before its log client is
+        "PREFECT_LOGGING_LEVEL": "CRITICAL",
+        "PREFECT_LOGGING_TO_API_ENABLED": "false",
         "PREFECT_SERVER_LOGGING_LEVEL": "WARNING",
         "PREFECT_CLIENT_MAX_RETRIES": "2",
         **QUIET_ENVIRONMENT,
@@ -75,7 +77,7 @@ class TemporaryServer:
     def __enter__(self) -> "TemporaryServer":
         self._home.mkdir(parents=True, exist_ok=True)
         environment = {
-            **os.environ,
+            **module_environment(),
             **prefect_environment(self._home),
             "PREFECT_UI_ENABLED": "0",
             "PREFECT__SERVER_EPHEMERAL": "1",

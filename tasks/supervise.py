@@ -19,7 +19,7 @@ from typing import Any
 from configs.schema.supervision import SupervisionConfig
 from tasks.artifacts import ArtifactRecord, write_json
 from tasks.artifacts.progress import read_metrics
-from tasks.artifacts.provenance import project_root
+from tasks.artifacts.provenance import module_environment
 from tasks.artifacts.store import StageFolder
 from tasks.process_tree import TOKEN_VARIABLE, end_marked
 from tasks.stage_process import StageRequest
@@ -120,9 +120,8 @@ class OutputTail:
 
 def stage_environment(token: str, *, offline: bool) -> dict[str, str]:
     """The environment of a stage process: telemetry off, marked with `token`."""
-    path = os.pathsep.join(p for p in (str(project_root()), os.environ.get("PYTHONPATH")) if p)
     extra = {**QUIET_ENVIRONMENT, **(OFFLINE_ENVIRONMENT if offline else {})}
-    return {**os.environ, **extra, TOKEN_VARIABLE: token, "PYTHONPATH": path}
+    return {**module_environment(), **extra, TOKEN_VARIABLE: token}
 
 
 def reaped_command(command: list[str], grace_s: float) -> list[str]:

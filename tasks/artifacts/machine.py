@@ -7,6 +7,8 @@ import sys
 import time
 from dataclasses import dataclass
 
+from tasks.artifacts.provenance import module_environment
+
 SIZE = 2048
 REPEATS = 3
 TIMEOUT_S = 120.0
@@ -44,7 +46,7 @@ def time_matmul(size: int = SIZE, repeats: int = REPEATS) -> float:
 def measure_machine() -> Machine:
     """Time the product on all usable cores, whatever thread limits this process was given."""
     cores = usable_cores()
-    environment = {**os.environ, **dict.fromkeys(_THREAD_VARIABLES, str(cores))}
+    environment = {**module_environment(), **dict.fromkeys(_THREAD_VARIABLES, str(cores))}
     try:
         done = subprocess.run(
             [sys.executable, "-m", "tasks.artifacts.machine"],

@@ -1,5 +1,6 @@
 """Where this code stands: project root, git state, lock files, versions."""
 
+import os
 import platform
 import subprocess
 from dataclasses import dataclass
@@ -23,6 +24,12 @@ class GitState:
 def project_root() -> Path:
     """The folder that holds the packages `flows`, `tasks`, `configs`, `quantize`, `deployment`."""
     return Path(__file__).resolve().parents[2]
+
+
+def module_environment() -> dict[str, str]:
+    """Our environment, in which `python -m tasks.…` works from any working directory."""
+    path = [str(project_root()), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(path)}
 
 
 def _git(root: Path, *arguments: str) -> str | None:

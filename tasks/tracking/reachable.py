@@ -14,16 +14,17 @@ SQLITE_WAIT_S = 2.0
 CONNECT_WAIT_S = 3.0
 _SQLITE = "sqlite:///"
 
-HTTP_SETTINGS = {
+SETTINGS = {
+    "MLFLOW_LOGGING_LEVEL": "CRITICAL",  # what goes wrong is said by the tracker, in one line
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
     "MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR": "1",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
 }
 
 
-def patient_for_seconds_only() -> None:
-    """Keep MLflow's own HTTP retries short, unless the user set them."""
-    for name, value in HTTP_SETTINGS.items():
+def prepare_environment() -> None:
+    """Keep MLflow's own HTTP retries short and its log quiet, unless the user set them."""
+    for name, value in SETTINGS.items():
         os.environ.setdefault(name, value)
 
 

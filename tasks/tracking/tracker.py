@@ -17,7 +17,7 @@ from typing import Any
 from tasks.artifacts import write_atomic
 from tasks.artifacts.atomic import dump_json
 from tasks.tracking.operations import Operation, Speaker
-from tasks.tracking.reachable import patient_for_seconds_only, why_unreachable
+from tasks.tracking.reachable import prepare_environment, why_unreachable
 
 PENDING_NAME = "mlflow_pending.jsonl"
 logger = logging.getLogger(__name__)
@@ -39,7 +39,7 @@ class Tracker:
     """Says operations to MLflow, or writes down the ones it could not say."""
 
     def __init__(self, speaker: Speaker, run_dir: Path) -> None:
-        patient_for_seconds_only()
+        prepare_environment()
         self.speaker = speaker
         self._pending_path = run_dir / PENDING_NAME
         self._pending: list[Operation] = []
@@ -146,7 +146,7 @@ def upload_pending(run_dir: Path, uri: str | None = None) -> int:
     head, operations = read_pending(path)
     artifacts = None if (uri or head["uri"]).startswith("http") else local_artifacts(run_dir.parent)
     speaker = Speaker(uri or head["uri"], head["experiment"], artifacts, head["ids"])
-    patient_for_seconds_only()
+    prepare_environment()
     said = 0
     for operation in operations:
         problem = why_unreachable(speaker.uri)

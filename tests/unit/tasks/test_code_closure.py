@@ -7,11 +7,11 @@ from tasks.code_closure import CodeClosureError, code_closure
 
 @pytest.fixture
 def project(tmp_path):
-    """Stage `tasks.rl.stage` → loss (relative) → artefacts; a lazy import; a profile; a template."""
+    """A stage, a relative import, a helper of the helper, a lazy and a dynamic import."""
     files = {
         "tasks/__init__.py": "",
         "tasks/rl/__init__.py": "",
-        "tasks/rl/stage.py": "from . import losses\nimport json\n\ndef run():\n    from tasks import lazy\n",
+        "tasks/rl/stage.py": "from . import losses\n\ndef run():\n    from tasks import lazy\n",
         "tasks/rl/losses.py": "from tasks.artifacts.record import Record\n",
         "tasks/rl/notes.md": "kept beside the code",
         "tasks/artifacts/__init__.py": "",
