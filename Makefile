@@ -16,7 +16,7 @@ export MLFLOW_DISABLE_TELEMETRY := true
 export RAY_USAGE_STATS_ENABLED := 0
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: help install smollm2 run test test-slow bench oracle lint format lock clean
+.PHONY: help install smollm2 run test test-slow bench oracle lint format lock docs clean
 
 help: ## list what can be made
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -64,6 +64,9 @@ format: install ## let ruff rewrite the files
 
 lock: ## write requirements.lock anew from what .venv holds
 	@$(BIN)/python .ci/lock.py
+
+docs: ## write docs/configuration.md from the schema
+	@$(BIN)/python .ci/docs.py
 
 clean: ## take runs and caches away; .venv stays
 	rm -rf runs .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

@@ -11,7 +11,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 MAX_BYTES = 512 * 1024
 _HOME = re.compile(r"(?<![\w./-])/(?:home|root|Users|work)/[\w.-]+")
-_INDEX = re.compile(r"--(?:extra-)?index-url|--find-links|file://" + r"/\w")
+_INDEX = re.compile(r"--(?:extra-)?index-url[ =]|--find-links[ =]|file:///\w")
 _BINARY = {".png", ".gguf", ".safetensors", ".parquet", ".ico", ".woff2"}
 
 

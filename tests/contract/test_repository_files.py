@@ -5,6 +5,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+from configs.keys import all_keys
+from flows.cli import app
+from flows.cli_config import markdown
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -69,3 +73,23 @@ def test_licence_is_apache() -> None:
     text = (ROOT / "LICENSE").read_text(encoding="utf-8")
     assert "Apache License" in text and "Version 2.0, January 2004" in text
     assert "END OF TERMS AND CONDITIONS" in text
+
+
+def test_the_configuration_page_is_that_of_the_schema() -> None:
+    page = (ROOT / "docs/configuration.md").read_text(encoding="utf-8")
+    assert page.endswith(markdown(all_keys())), "the schema changed: make docs"
+
+
+def test_links_between_documents_lead_somewhere() -> None:
+    for page in (*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")):
+        for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text(encoding="utf-8")):
+            assert (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+def test_commands_in_the_readme_are_commands_there_are() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"rl-pipeline ([a-z]+)", text))
+    commands = {c.name or c.callback.__name__ for c in app.registered_commands if c.callback}
+    assert named <= commands
+    targets = set(re.findall(r"^([a-z0-9-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    assert set(re.findall(r"`make ([a-z0-9-]+)`", text)) <= targets
