@@ -16,6 +16,8 @@ from tasks.artifacts.errors import ArtifactWriteError
 MAX_MEMBERS = 10_000
 MAX_BYTES = 32 << 30
 _CHUNK = 1 << 20
+_HEADER = b"\x1f\x8b\x08" + bytes(6) + b"\xff"
+"""What `write_archive` begins with: deflate, no name, no time; nothing else checks these bytes."""
 
 
 def write_archive(folder: Path, out: Path, top: str) -> Path:
@@ -67,13 +69,32 @@ def extract_archive(archive: Path, into: Path, *, max_bytes: int = MAX_BYTES) ->
     """
     room = min(max_bytes, shutil.disk_usage(into).free)
     try:
-        with tarfile.open(archive, "r:gz") as tar:
-            tops = _extract(tar, into, room)
+        with archive.open("rb") as raw:
+            if raw.read(len(_HEADER)) != _HEADER:
+                raise UnsafeArchiveError(
+                    f"{archive} is not a whole .tar.gz as this program writes it"
+                )
+            raw.seek(0)
+            with gzip.GzipFile(fileobj=raw) as packed:
+                with tarfile.open(fileobj=packed, mode="r|") as tar:
+                    tops = _extract(tar, into, room)
+                _read_to_end(packed)
     except (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise UnsafeArchiveError(f"{archive} is not a whole .tar.gz: {error}") from None
     if len(tops) != 1:
         raise UnsafeArchiveError(f"{archive} must hold one folder, it holds {len(tops)}")
     return into / tops.pop()
+
+
+def _read_to_end(packed: gzip.GzipFile) -> None:
+    """Read what follows the last member, so that the checksum at the end of the file is compared.
+
+    Raises:
+        tarfile.ReadError: something other than tar's padding.
+    """
+    while chunk := packed.read(_CHUNK):
+        if chunk.strip(b"\0"):
+            raise tarfile.ReadError("data after the end of the archive")
 
 
 def _extract(tar: tarfile.TarFile, into: Path, room: int) -> set[str]:
