@@ -110,9 +110,8 @@ def read_candidate(record: Record, shape: Shape, source: FileSource, where: str)
     used = set(shape.columns().values())
     given = as_text(values.get(shape.id)) if shape.id else None
     band = as_text(values.get(shape.band)) if shape.band else None
-    has_id = isinstance(given, str) and given.strip()
     return Candidate(
-        id=given if has_id else content_id(fields["prompt"], fields["answer"]),
+        id=_given_id(given) or content_id(fields["prompt"], fields["answer"]),
         line=record.line,
         prompt=fields["prompt"],
         answer=fields["answer"],
@@ -126,6 +125,10 @@ def read_candidate(record: Record, shape: Shape, source: FileSource, where: str)
     )
 
 
+def _given_id(value: Any) -> str | None:
+    return value if isinstance(value, str) and value.strip() else None
+
+
 def _rest(values: MappingType[str, Any], used: set[str], system: str | None) -> dict[str, Any]:
     """Columns that have no field of their own, and a chat's system message."""
     columns = {name: json_safe(value) for name, value in values.items() if name not in used}
@@ -136,7 +139,7 @@ def _rest(values: MappingType[str, Any], used: set[str], system: str | None) -> 
 
 
 def _plain_fields(values: MappingType[str, Any], shape: Shape) -> dict[str, Any]:
-    prompt, answer = (as_text(values.get(name)) for name in (shape.prompt, shape.answer))
+    prompt, answer = (as_text(values.get(name or "")) for name in (shape.prompt, shape.answer))
     if shape.name == "gsm8k" and isinstance(answer, str):
         return {
             "prompt": prompt,

@@ -13,7 +13,6 @@ from tasks.data.candidate import Quarantined
 from tasks.data.cleaning import Cleaned, clean, gate_rows, quarantined_share
 from tasks.data.demonstrations import demonstrations
 from tasks.data.errors import DataGateError, NoTrainingRowsError, UnknownBandError
-from tasks.data.jsonl import read_jsonl
 from tasks.data.sources import Loaded, load
 from tasks.environments.calculator_problems import BANDS
 from tasks.environments.row import Row
@@ -42,11 +41,11 @@ def run(
     report.progress(1, 4, "checking rows")
     cleaned = _clean_or_explain(loaded, config, out_dir)
     _bands_exist(cleaned, config)
-    _write_rows(cleaned, config, out_dir)
+    shown = _write_rows(cleaned, config, out_dir)
     report.progress(2, 4, "gate over the written files")
     verdicts = _final_verdicts(out_dir, config)
     share = quarantined_share(cleaned.quarantined, len(cleaned.train) + len(cleaned.heldout))
-    summary = _summary(loaded, cleaned, out_dir, share)
+    summary = _summary(loaded, cleaned, shown, out_dir, share)
     failed = _write_gate(out_dir, config, cleaned, verdicts, summary, share)
     report.progress(3, 4, "Data Docs written")
     if failed:
@@ -75,7 +74,8 @@ def dataset_hash(folder: Path) -> str:
 
 def read_rows(path: Path) -> list[Row]:
     """Canonical rows of a file this stage wrote."""
-    return [Row.model_validate(record.values) for record in read_jsonl(path).records]
+    lines = path.read_bytes().split(b"\n")
+    return [Row.model_validate_json(line) for line in lines if line]
 
 
 def _clean_or_explain(loaded: Loaded, config: DataConfig, out_dir: Path) -> Cleaned:
@@ -101,12 +101,14 @@ def _bands_exist(cleaned: Cleaned, config: DataConfig) -> None:
         )
 
 
-def _write_rows(cleaned: Cleaned, config: DataConfig, out_dir: Path) -> None:
+def _write_rows(cleaned: Cleaned, config: DataConfig, out_dir: Path) -> int:
+    """Write both sides, demonstrations and quarantine; returns how many demonstrations."""
     for name, rows in (("train", cleaned.train), ("heldout", cleaned.heldout)):
         write_jsonl(out_dir / f"{name}.jsonl", (row.row().model_dump() for row in rows))
     shown = demonstrations(cleaned.train, config)
     write_jsonl(out_dir / "demonstrations.jsonl", (d.model_dump() for d in shown))
     write_jsonl(out_dir / "quarantine.jsonl", (q.to_json() for q in cleaned.quarantined))
+    return len(shown)
 
 
 def _final_verdicts(out_dir: Path, config: DataConfig) -> list[GateVerdict]:
@@ -128,8 +130,9 @@ def _band_counts(rows: Sequence[Any]) -> dict[str, int]:
     return {band: counted[band] for band in [*order, *sorted(set(counted) - set(order))]}
 
 
-def _summary(loaded: Loaded, cleaned: Cleaned, out_dir: Path, share: float) -> dict[str, Any]:
-    shown = len(read_jsonl(out_dir / "demonstrations.jsonl").records)
+def _summary(
+    loaded: Loaded, cleaned: Cleaned, shown: int, out_dir: Path, share: float
+) -> dict[str, Any]:
     return {
         **loaded.facts,
         "train_rows": len(cleaned.train),

@@ -79,7 +79,7 @@ def _frame_row(row: Mapping[str, Any], heldout_keys: frozenset[str]) -> dict[str
 
 def dataset_suite(name: str, limits: DatasetLimits) -> Suite:
     """Expectations over `dataset_frame`, in the order they are shown."""
-    import great_expectations.expectations as gxe
+    import great_expectations.expectations.core as gxe
 
     text = FieldState.TEXT.value
 

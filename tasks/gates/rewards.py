@@ -58,7 +58,7 @@ def _indicator(scored: list[float], bound: float) -> "pd.Series":
 
 def reward_suite(limits: RewardLimits) -> Suite:
     """Expectations over a reward frame; row count and missing share first."""
-    import great_expectations.expectations as gxe
+    import great_expectations.expectations.core as gxe
 
     expectations = [
         gxe.ExpectTableRowCountToBeBetween(min_value=limits.min_rows, meta={"code": "row_count"}),
