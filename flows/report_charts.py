@@ -19,6 +19,8 @@ _WIDTH, _HEIGHT = 380.0, 200.0
 _LEFT, _RIGHT, _TOP, _BOTTOM = 46.0, 14.0, 12.0, 28.0
 _HOVER_STRIPS = 60
 _MOST_POINTS = 500
+COLOURS = 10
+"""How many `p…` colours the page has."""
 
 
 @dataclass(frozen=True)
@@ -47,10 +49,11 @@ class Bar:
 
 @dataclass(frozen=True)
 class Part:
-    """One segment of a stacked bar."""
+    """One segment of a stacked bar; `colour` is the number of a `p…` class of the page."""
 
     label: str
     value: float
+    colour: int
 
 
 def nice_ticks(low: float, high: float, wanted: int = 4) -> list[float]:
@@ -307,7 +310,7 @@ def stacked_bar(key: str, title: str, parts: Sequence[Part], unit: str) -> Marku
         return Markup("")
     width, height, x = 1000.0, 34.0, 0.0
     body, words = [], []
-    for index, part in enumerate(parts):
+    for part in parts:
         share = part.value / total
         size = width * share
         text = f"{part.label}: {number(part.value)} {unit} ({share * 100:.1f} %)"
@@ -315,7 +318,7 @@ def stacked_bar(key: str, title: str, parts: Sequence[Part], unit: str) -> Marku
         body.append(
             Markup(
                 '<rect class="seg p{}" x="{}" y="0" width="{}" height="{}"><title>{}</title></rect>'
-            ).format(index % 10, round(x, 2), round(max(size, 0), 2), height, visible(text))
+            ).format(part.colour, round(x, 2), round(max(size, 0), 2), height, visible(text))
         )
         x += size
     return svg(

@@ -1,12 +1,33 @@
 """Where the time and the money went: the RL ledger, the stages, the price of a sample."""
 
+from collections.abc import Sequence
 from typing import Any
 
-from flows.report_charts import Part, stacked_bar
-from flows.report_data import STAGES, RunFiles, table
+from flows.report_charts import COLOURS, Part, stacked_bar
+from flows.report_data import RunFiles, table
 from flows.report_text import UNKNOWN, dollars, duration, finite, number, percent, short_hash
+from tasks.stages import STAGES
 
-_STATES = ("rollout", "train", "grade", "sync", "checkpoint", "startup", "idle")
+_STATES = (
+    "rollout",
+    "train",
+    "grade",
+    "sync",
+    "checkpoint",
+    "startup",
+    "idle",
+    "dropped",
+    "filtered",
+)
+_FACTS = {
+    "usd": "Cost of RL",
+    "usd_per_effective_sample": "Per effective sample",
+    "usd_per_device_hour": "Price of a slot-hour",
+    "device_s": "Slot time",
+    "effective_samples": "Effective samples",
+    "dropped_share": "Samples dropped",
+    "filtered_share": "Samples filtered",
+}
 
 
 def cost_section(files: RunFiles) -> dict[str, Any]:
@@ -29,8 +50,13 @@ def seconds_by_state(ledger: dict[str, Any]) -> dict[str, float]:
             known = finite(seconds)
             if known is not None:
                 totals[state] = totals.get(state, 0.0) + known
-    order = [s for s in _STATES if s in totals] + sorted(set(totals) - set(_STATES))
-    return {state: totals[state] for state in order}
+    return _ordered(totals, _STATES)
+
+
+def _ordered(seconds: dict[str, float], known: Sequence[str]) -> dict[str, float]:
+    """Known names in their order, then the others, sorted."""
+    names = [n for n in known if n in seconds] + sorted(set(seconds) - set(known))
+    return {name: seconds[name] for name in names}
 
 
 def _ledger_bar(ledger: dict[str, Any], balance: dict[str, Any]) -> dict[str, Any] | None:
@@ -40,7 +66,7 @@ def _ledger_bar(ledger: dict[str, Any], balance: dict[str, Any]) -> dict[str, An
         return None
     slots = len(table(ledger, "seconds"))
     return {
-        **_bar("ledger", "RL: what every placement slot did", totals),
+        **_bar("ledger", "RL: what every placement slot did", totals, _STATES),
         "total": f"{duration(measured)} over {slots} {'slot' if slots == 1 else 'slots'}",
         "note": _balance(balance),
     }
@@ -65,21 +91,24 @@ def _use_bar(files: RunFiles) -> dict[str, Any] | None:
     if not seconds:
         return None
     return {
-        **_bar("uses", "RL: what the time went into", seconds),
+        **_bar("uses", "RL: what the time went into", _ordered(seconds, _STATES), _STATES),
         "total": dollars(table(files.summary, "cost").get("usd")),
         "note": "Dropped: sampled, then too old to train on. Filtered: groups that teach nothing.",
     }
 
 
-def _bar(key: str, title: str, seconds: dict[str, float]) -> dict[str, Any]:
+def _bar(key: str, title: str, seconds: dict[str, float], known: Sequence[str]) -> dict[str, Any]:
+    """A bar and its legend; a name has the same colour in every bar over the same `known` names."""
     total = sum(seconds.values())
-    parts = [Part(label, value) for label, value in seconds.items()]
+    others = [name for name in seconds if name not in known]
+    colour = {name: i % COLOURS for i, name in enumerate([*known, *others])}
+    parts = [Part(name, value, colour[name]) for name, value in seconds.items()]
     return {
         "title": title,
         "svg": stacked_bar(key, title, parts, "s"),
-        "labels": [
-            f"{label} {duration(value)} ({percent(value / total)})"
-            for label, value in seconds.items()
+        "legend": [
+            (colour[name], f"{name} {duration(value)} ({percent(value / total)})")
+            for name, value in seconds.items()
         ],
     }
 
@@ -97,7 +126,7 @@ def _stage_bar(files: RunFiles) -> dict[str, Any] | None:
         return None
     total = finite(files.summary.get("wall_s"))
     return {
-        **_bar("stages", "The run: wall-clock by stage", ordered),
+        **_bar("stages", "The run: wall-clock by stage", ordered, tuple(STAGES)),
         "total": f"{duration(total)} in all" if total else "",
         "note": "",
     }
@@ -105,7 +134,9 @@ def _stage_bar(files: RunFiles) -> dict[str, Any] | None:
 
 def _facts(cost: dict[str, Any]) -> list[dict[str, str]]:
     shown = []
-    for name, value in sorted(cost.items()):
+    names = [*_FACTS, *sorted(set(cost) - set(_FACTS))]
+    for name in names:
+        value = cost.get(name)
         if finite(value) is None:
             continue
         if "usd" in name:
@@ -116,7 +147,7 @@ def _facts(cost: dict[str, Any]) -> list[dict[str, str]]:
             text = duration(value)
         else:
             text = number(value, 6)
-        shown.append({"name": name.replace("_", " "), "value": text})
+        shown.append({"name": _FACTS.get(name, name.replace("_", " ")), "value": text})
     return shown
 
 

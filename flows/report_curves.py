@@ -102,7 +102,7 @@ def _drawn(
             missing.append(spec.title)
             continue
         svg = line_chart(f"{prefix}-{index}", spec.title, series, smooth=spec.smooth)
-        labels = [s.label for s in series]
+        labels = list(enumerate(s.label for s in series))
         charts.append({"title": spec.title, "unit": spec.unit, "svg": svg, "labels": labels})
     return charts, missing
 

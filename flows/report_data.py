@@ -11,7 +11,7 @@ from typing import Any
 
 from tasks.artifacts.progress import read_metrics
 
-STAGES = ("data", "sft", "rl", "evaluation", "quantize", "package")
+QUANT_ORDER = ("F16", "Q8_0", "Q5_K_M", "Q4_K_M", "IQ2_M")
 
 
 def dig(value: Any, *keys: str) -> Any:
@@ -33,6 +33,12 @@ def rows(value: Any, *keys: str) -> list[dict[str, Any]]:
     """The mappings of a list inside `value`, empty where there is none."""
     found = dig(value, *keys) if keys else value
     return [row for row in found if isinstance(row, dict)] if isinstance(found, list) else []
+
+
+def strings(value: Any, *keys: str) -> list[str]:
+    """The texts of a list inside `value`, empty where there is none."""
+    found = dig(value, *keys)
+    return [text for text in found if isinstance(text, str)] if isinstance(found, list) else []
 
 
 @dataclass
@@ -126,3 +132,23 @@ class RunFiles:
     def _complain(self, sentence: str) -> None:
         if sentence not in self.problems:
             self.problems.append(sentence)
+
+
+def quantised(files: RunFiles) -> dict[str, dict[str, Any]]:
+    """Facts of every GGUF file, largest type first: the stage's own under the run's summary."""
+    parity = files.json("quantize", "parity.json")
+    made = table(parity, "quant") or {
+        name: facts
+        for name, facts in parity.items()
+        if isinstance(facts, dict) and "tensor_types" in facts
+    }
+    told = table(files.summary, "quant")
+    names = [name for name in QUANT_ORDER if name in made or name in told]
+    names += sorted((set(made) | set(told)) - set(QUANT_ORDER))
+    return {
+        name: {
+            **table(made, name),
+            **{key: value for key, value in table(told, name).items() if value is not None},
+        }
+        for name in names
+    }

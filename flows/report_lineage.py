@@ -2,19 +2,15 @@
 
 from typing import Any
 
-from flows.report_data import RunFiles, dig, table
+from flows.report_data import RunFiles, dig, quantised, table
 from flows.report_graph import Edge, Node, lineage_graph
 from flows.report_text import UNKNOWN, clipped_line, short_hash
+from tasks.stages import STAGES
 
-PARENTS = {
-    "data": ("source",),
-    "sft": ("data",),
-    "rl": ("data", "sft"),
-    "evaluation": ("data", "sft", "rl"),
-    "quantize": ("data", "rl"),
-    "package": ("rl", "evaluation", "quantize"),
-}
-"""What each stage reads, as in docs/architecture.md; `source` is the prompts' origin."""
+PARENTS = {"data": ("source",), **{n: s.inputs for n, s in STAGES.items() if s.inputs}}
+"""What each stage reads; `source` is where the prompts come from."""
+_IMPLIED = frozenset({("data", "package"), ("sft", "package"), ("sft", "quantize")})
+"""Inputs the drawing leaves to the table: another arrow already leads there."""
 
 _PLACES = {  # title, column, row
     "source": ("Prompts", 0, 1.0),
@@ -39,9 +35,10 @@ def lineage_section(files: RunFiles) -> dict[str, Any]:
         Edge(parent, child, _LANES.get((parent, child)))
         for child, parents in PARENTS.items()
         for parent in parents
+        if (parent, child) not in _IMPLIED
     ]
     svg = lineage_graph("lineage-graph", "Lineage from prompts to bundle", nodes, edges)
-    artefacts = [_artefact(files, key) for key in _PLACES]
+    artefacts = [_artefact(files, key) for key in _PLACES] + _files(files)
     return {"svg": svg, "artefacts": artefacts, "facts": _made_by(files)}
 
 
@@ -56,6 +53,21 @@ def _artefact(files: RunFiles, key: str) -> dict[str, str]:
         "children": ", ".join(_named(files, c) for c in children) or "the device",
         "uri": _source(files) if key == "source" else str(record.get("uri") or UNKNOWN),
     }
+
+
+def _files(files: RunFiles) -> list[dict[str, str]]:
+    """The GGUF files inside the quantisations, each by its own hash."""
+    return [
+        {
+            "name": f"{name} file",
+            "sha": str(facts.get("sha256") or UNKNOWN),
+            "parents": _named(files, "rl"),
+            "children": _named(files, "package") if facts.get("ships") is True else "not shipped",
+            "uri": str(facts.get("file") or UNKNOWN),
+        }
+        for name, facts in quantised(files).items()
+        if facts.get("sha256")
+    ]
 
 
 def _named(files: RunFiles, key: str) -> str:

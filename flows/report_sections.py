@@ -6,8 +6,8 @@ stage left nothing, and the page then says so.
 
 from typing import Any
 
-from flows.report_charts import Bar, Part, interval_bars, stacked_bar
-from flows.report_data import RunFiles, dig, rows, table
+from flows.report_charts import COLOURS, Bar, Part, interval_bars, stacked_bar
+from flows.report_data import RunFiles, dig, quantised, rows, strings, table
 from flows.report_text import (
     UNKNOWN,
     clipped,
@@ -21,8 +21,6 @@ from flows.report_text import (
     short_hash,
     size,
 )
-
-QUANT_ORDER = ("F16", "Q8_0", "Q5_K_M", "Q4_K_M", "IQ2_M")
 
 
 def headline(files: RunFiles) -> dict[str, Any]:
@@ -40,7 +38,7 @@ def headline(files: RunFiles) -> dict[str, Any]:
         "accuracy": _accuracy_tile(files),
         "quant": [
             {"type": name, "size": size(q.get("size_bytes")), **_ships(q)}
-            for name, q in _quantisations(files)
+            for name, q in quantised(files).items()
         ],
         "cost": _cost_tile(files),
         "bundle": _bundle_tile(table(summary, "bundle")),
@@ -177,11 +175,11 @@ def _of_answers(side: dict[str, Any], outcome: str) -> str:
 
 
 def _bars(before: dict[str, Any], after: dict[str, Any]) -> Any:
-    sides = [{b.get("band"): b for b in rows(side, "by_band")} for side in (before, after)]
+    sides = [{str(b.get("band")): b for b in rows(side, "by_band")} for side in (before, after)]
     names = list(dict.fromkeys([*sides[1], *sides[0]]))
     groups = [("all", [_bar(before, "before"), _bar(after, "after")])]
     groups += [
-        (str(name), [_bar(sides[0].get(name, {}), "before"), _bar(sides[1].get(name, {}), "after")])
+        (name, [_bar(sides[0].get(name, {}), "before"), _bar(sides[1].get(name, {}), "after")])
         for name in names
     ]
     return interval_bars("heldout-bars", "Held-out accuracy by difficulty band", groups)
@@ -216,12 +214,6 @@ def _passed(value: Any, yes: str, no: str) -> dict[str, str]:
     return {"verdict": yes, "tone": "good"} if value else {"verdict": no, "tone": "bad"}
 
 
-def _quantisations(files: RunFiles) -> list[tuple[str, dict[str, Any]]]:
-    quant = table(files.summary, "quant")
-    known = [name for name in QUANT_ORDER if name in quant]
-    return [(n, table(quant, n)) for n in [*known, *sorted(set(quant) - set(known))]]
-
-
 def _ships(quant: dict[str, Any]) -> dict[str, str]:
     return _passed(quant.get("ships"), "ships", "rejected")
 
@@ -234,7 +226,7 @@ def quant_section(files: RunFiles) -> dict[str, Any]:
             "type": name,
             "size": size(q.get("size_bytes")),
             "bits": number(q.get("bits_per_weight")),
-            "kld": number(q.get("kld_mean")),
+            "kld": number(_value(q.get("kld_mean"))),
             "top1": percent(q.get("top1"), 2),
             "ppl": number(q.get("ppl_ratio"), 5),
             "accuracy": percent(q.get("accuracy")),
@@ -242,9 +234,9 @@ def quant_section(files: RunFiles) -> dict[str, Any]:
             "why": str(q.get("why") or ""),
             **_ships(q),
         }
-        for name, q in _quantisations(files)
+        for name, q in quantised(files).items()
     ]
-    tensors, kinds = _tensor_types(table(parity, "quant"))
+    tensors, kinds = _tensor_types(quantised(files))
     return {
         "rows": table_rows,
         "attribution": str(parity.get("attribution") or ""),
@@ -253,26 +245,31 @@ def quant_section(files: RunFiles) -> dict[str, Any]:
     }
 
 
-def _tensor_types(quant: dict[str, Any]) -> tuple[list[dict[str, Any]], list[str]]:
-    """A bar for each file: which types its matrices really have; and all types, for the legend."""
+def _value(figure: Any) -> Any:
+    """A figure that may come with its interval."""
+    return figure.get("value") if isinstance(figure, dict) else figure
+
+
+def _tensor_types(quant: dict[str, Any]) -> tuple[list[dict[str, Any]], list[tuple[int, str]]]:
+    """A bar for each file: which types its matrices really have; and the legend."""
     counted = {
-        name: {kind: n for kind, n in table(quant, name, "tensor_types").items() if finite(n)}
-        for name in [*QUANT_ORDER, *sorted(set(quant) - set(QUANT_ORDER))]
+        name: {kind: n for kind, n in table(facts, "tensor_types").items() if finite(n)}
+        for name, facts in quant.items()
     }
     kinds = sorted({kind for types in counted.values() for kind in types})
     shown = []
     for name, types in counted.items():
         if not types:
             continue
-        parts = [Part(kind, float(types.get(kind, 0))) for kind in kinds]
+        parts = [Part(kind, float(types.get(kind, 0)), i % COLOURS) for i, kind in enumerate(kinds)]
         words = ", ".join(f"{kind} × {number(n, 6)}" for kind, n in types.items())
-        notes = [str(n) for n in quant[name].get("fallbacks") or () if isinstance(n, str)]
+        notes = strings(quant[name], "fallbacks")
         if notes:
             words += f"; {len(notes)} tensors fell back, for instance: {clipped(notes[0], 160)}"
         title = f"Tensor types of {name}"
         svg = stacked_bar(f"tensors-{len(shown)}", title, parts, "matrices")
         shown.append({"type": name, "svg": svg, "words": words})
-    return shown, kinds
+    return shown, [(i % COLOURS, kind) for i, kind in enumerate(kinds)]
 
 
 def data_section(files: RunFiles) -> dict[str, Any]:
@@ -288,7 +285,7 @@ def data_section(files: RunFiles) -> dict[str, Any]:
             if finite(value) is not None or (name.endswith("_bands") and isinstance(value, dict))
         ],
         **_passed(gate.get("passed"), "passed", "failed"),
-        "reasons": [str(reason) for reason in gate.get("reasons") or ()],
+        "reasons": strings(gate, "reasons"),
         "checks": [
             {
                 "name": " · ".join(str(check[k]) for k in ("code", "column") if check.get(k)),

@@ -56,8 +56,8 @@ def number(value: object, digits: int = 3) -> str:
     elif 1e-4 <= abs(known) < 1e7:
         text = f"{known:,.0f}" if abs(known) >= 10**digits else f"{known:.{digits}g}"
     else:
-        mantissa, power = f"{known:.{max(digits - 2, 0)}e}".split("e")
-        text = f"{mantissa}×10{str(int(power)).translate(_SUPERSCRIPTS)}"
+        mantissa, power = f"{known:.{digits - 1}e}".split("e")
+        text = f"{float(mantissa):g}×10{str(int(power)).translate(_SUPERSCRIPTS)}"
     return text.replace("-", "−")
 
 

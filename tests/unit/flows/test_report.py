@@ -1,6 +1,7 @@
 """The report on a whole synthetic run, on broken runs and on hostile model output."""
 
 import json
+import random
 import re
 import shutil
 from html.parser import HTMLParser
@@ -258,6 +259,46 @@ def test_values_of_the_wrong_kind_become_unknown(tmp_path):
     assert "signature unknown" in page.words
     assert "Q8_0 unknown" in page.words
     assert "No cost was recorded" in page.words
+
+
+def places(value, path=()):
+    """Every path into a JSON value."""
+    yield path
+    items = value.items() if isinstance(value, dict) else ()
+    if isinstance(value, list):
+        items = enumerate(value)
+    for key, inner in items:
+        yield from places(inner, (*path, key))
+
+
+def replaced(value, path, new):
+    """A copy of a JSON value with `new` at `path`."""
+    if not path:
+        return new
+    copy = json.loads(json.dumps(value))
+    at = copy
+    for key in path[:-1]:
+        at = at[key]
+    at[path[-1]] = new
+    return copy
+
+
+def test_any_value_of_any_file_may_be_of_any_kind(tmp_path):
+    run = make_run(tmp_path, steps=3)
+    files = [*run.glob("*.json"), *(tmp_path / "runs" / "store").rglob("*.json")]
+    rng = random.Random(0)
+    odd = [None, 3, -1.5, "text", "", [], {}, [1], [[]], {"a": 1}, True, 1e400, "\u202e<b>"]
+    tried = 0
+    for path in files:
+        whole = json.loads(path.read_text())
+        spots = [p for p in places(whole) if p]
+        for spot in rng.sample(spots, min(12, len(spots))):
+            path.write_text(json.dumps(replaced(whole, spot, rng.choice(odd))))
+            _, page = read(write_report(run))
+            assert page.unbalanced == [] and page.open == [], (path, spot)
+            tried += 1
+        path.write_text(json.dumps(whole))
+    assert tried >= 60
 
 
 def test_the_same_run_gives_the_same_page(tmp_path):

@@ -64,7 +64,7 @@ def renderer(tokenizer):
 def engine_that_says(renderer):
     """Build an engine from a fixed text, or from a function of prompt and seed."""
 
-    def build(reply, *, cut_off=False):
+    def build(reply, *, cut_off=False, renderer=renderer):
         if isinstance(reply, str):
             return ScriptedEngine(renderer, lambda prompt, seed: (reply, cut_off))
         return ScriptedEngine(renderer, reply)
