@@ -10,12 +10,12 @@ from pathlib import Path
 import numpy as np
 import torch
 from safetensors.torch import load_file
-from transformers import DynamicCache
 
 from tasks.artifacts.content_hash import hash_tensors
 from tasks.models.logprobs import tempered_logprobs
 from tasks.models.trainable import load_trainable, trainable_tensors
 from tasks.sampling.errors import NonFiniteLogitsError, PromptTooLongError
+from tasks.sampling.fast_decode import roomy_cache, use_grouped_decode
 from tasks.sampling.types import (
     Completion,
     GenerateRequest,
@@ -40,6 +40,7 @@ class TransformersEngine:
         max_sequences: int = 256,
     ) -> None:
         self.model = model.eval()
+        use_grouped_decode(model)
         self._end = end_of_turn_id
         self._max_length = max_length
         self._version = version
@@ -92,7 +93,7 @@ class TransformersEngine:
     @torch.inference_mode()
     def _turn(self, requests: Sequence[GenerateRequest]) -> list[Completion]:
         batch = _Batch(requests, self._max_length)
-        cache = DynamicCache(config=self.model.config)
+        cache = roomy_cache()
         ids, mask = batch.prompts()
         while batch.rows:
             positions = (mask.cumsum(-1) - 1).clamp_min(0)[:, -ids.shape[1] :]
@@ -164,7 +165,7 @@ class _Batch:
         """Draw one token per row by inverse CDF from the row's own uniform numbers."""
         logp = torch.log_softmax(logits_B_V / self.temperature_B[self.slots, None], dim=-1)
         uniform = torch.from_numpy(self.uniforms[self.slots, self.step]).to(torch.float64)
-        cdf = logp.double().exp().cumsum(-1)
+        cdf = logp.exp().cumsum(-1, dtype=torch.float64)
         drawn = torch.searchsorted(cdf, uniform[:, None] * cdf[:, -1:], right=True).squeeze(-1)
         tokens = torch.where(
             self.greedy_B[self.slots], logits_B_V.argmax(-1), drawn.clamp_max(logp.shape[-1] - 1)
@@ -176,9 +177,7 @@ class _Batch:
                 "earlier checkpoint or lower the learning rate"
             )
         self.step += 1
-        for slot, token, logprob in zip(
-            self.slots, tokens.tolist(), chosen.tolist(), strict=True
-        ):
+        for slot, token, logprob in zip(self.slots, tokens.tolist(), chosen.tolist(), strict=True):
             self._take(slot, token, logprob, end_of_turn_id)
         return tokens
 
@@ -201,6 +200,6 @@ class _Batch:
         self.slots = [self.slots[row] for row in unfinished]
         return torch.tensor(unfinished)
 
-    def results(self):  # noqa: ANN201 (a generator of plain tuples, used once above)
+    def results(self):
         """Request, tokens, log-probabilities and stop reason, in the order asked."""
         return zip(self.requests, self.tokens, self.logprobs, self.stops, strict=True)
