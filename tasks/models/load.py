@@ -107,7 +107,9 @@ def save_model(
 
     `tensors` replaces the model's own (merged weights).
     """
-    weights = {k: v.detach().cpu().contiguous() for k, v in (tensors or canonical_tensors(model)).items()}
+    weights = {
+        k: v.detach().cpu().contiguous() for k, v in (tensors or canonical_tensors(model)).items()
+    }
     temporary = folder.with_name(f".{folder.name}.partial")
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)

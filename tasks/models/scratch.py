@@ -54,7 +54,9 @@ def demonstration_texts(messages: Iterable[list[dict[str, str]]]) -> Iterable[st
             yield message["content"]
 
 
-def build_model(config: ScratchModel, tokenizer: PreTrainedTokenizerFast, seed: int) -> Qwen3ForCausalLM:
+def build_model(
+    config: ScratchModel, tokenizer: PreTrainedTokenizerFast, seed: int
+) -> Qwen3ForCausalLM:
     """A freshly initialised model; the same seed gives the same weights."""
     architecture = Qwen3Config(
         vocab_size=config.vocab_size,
@@ -76,5 +78,3 @@ def build_model(config: ScratchModel, tokenizer: PreTrainedTokenizerFast, seed: 
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return Qwen3ForCausalLM(architecture).float()
-
-

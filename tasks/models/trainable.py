@@ -65,7 +65,9 @@ def load_trainable(model: torch.nn.Module, tensors: Mapping[str, torch.Tensor]) 
     own = trainable_tensors(model)
     if set(own) != set(tensors):
         different = sorted(set(own) ^ set(tensors))[:4]
-        raise WeightsMismatchError(f"published weights differ in names from this model: {different}")
+        raise WeightsMismatchError(
+            f"published weights differ in names from this model: {different}"
+        )
     with torch.no_grad():
         for name, target in own.items():
             source = tensors[name]

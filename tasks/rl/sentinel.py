@@ -48,7 +48,7 @@ class ProbeResult:
     """The grader's score for an answer whose score is known; `got` None = could not score."""
 
     probe_id: str
-    expected: float
+    expected: float | None
     got: float | None
 
     @property

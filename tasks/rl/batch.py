@@ -1,0 +1,112 @@
+"""Groups to tensors: credit per token, padded micro-batches."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from configs.schema.rl import Credit, TurnGaeCredit
+from tasks.models.batching import micro_batches, pad_rows, valid_by_length
+from tasks.rl.credit import broadcast_turns, group_credit, normalise_advantages, turn_gae
+from tasks.rl.types import Group, ScoredRollout, TrainBatch
+
+TurnValues = Mapping[str, Sequence[float]]
+"""rollout_id → V before each turn, from the value head."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One rollout with its credit; every per-token list has T elements."""
+
+    scored: ScoredRollout
+    advantages: list[float]
+    returns: list[float] | None = None
+    value_mask: list[bool] | None = None
+
+
+def samples_of(groups: Sequence[Group], credit: Credit, values: TurnValues) -> list[Sample]:
+    """Every rollout of the batch with its advantages; unscored ones have none."""
+    if isinstance(credit, TurnGaeCredit):
+        return _turn_samples([r for g in groups for r in g.rollouts], credit, values)
+    samples = []
+    for group in groups:
+        advantages = group_credit([r.reward for r in group.rollouts], credit, row_id=group.row_id)
+        for scored, advantage in zip(group.rollouts, advantages, strict=True):
+            turns = [advantage] * len(scored.rollout.turns)
+            samples.append(Sample(scored, _spread(scored, turns)))
+    return samples
+
+
+def _spread(scored: ScoredRollout, per_turn: Sequence[float]) -> list[float]:
+    rollout = scored.rollout
+    return broadcast_turns(per_turn, rollout.turns, len(rollout.token_ids))
+
+
+def _turn_samples(
+    rollouts: Sequence[ScoredRollout], credit: TurnGaeCredit, values: TurnValues
+) -> list[Sample]:
+    """Turn-level GAE. An episode cut off by its token budget ends there: it is graded as it
+    stands, so nothing is bootstrapped beyond the last turn."""
+    scored = [r for r in rollouts if r.reward is not None]
+    pairs = [
+        turn_gae(r.turn_rewards, values[r.rollout.rollout_id], 0.0, credit.gamma, credit.lam)
+        for r in scored
+    ]
+    advantages = [a for a, _ in pairs]
+    if credit.normalise:
+        advantages = normalise_advantages(advantages)
+    credited = {
+        r.rollout.rollout_id: (a, returns)
+        for r, a, (_, returns) in zip(scored, advantages, pairs, strict=True)
+    }
+    return [_turn_sample(r, credited.get(r.rollout.rollout_id)) for r in rollouts]
+
+
+def _turn_sample(scored: ScoredRollout, credited: tuple[list[float], list[float]] | None) -> Sample:
+    length = len(scored.rollout.token_ids)
+    returns, mask = [0.0] * length, [False] * length
+    if credited is None:
+        return Sample(scored, [0.0] * length, returns, mask)
+    advantages, targets = credited
+    for turn, target in zip(scored.rollout.turns, targets, strict=True):
+        returns[turn.start - 1] = target
+        mask[turn.start - 1] = True
+    return Sample(scored, _spread(scored, advantages), returns, mask)
+
+
+def train_batches(samples: Sequence[Sample], max_tokens: int) -> list[TrainBatch]:
+    """Padded micro-batches of similar lengths, at most `max_tokens` padded tokens each."""
+    return [_collate([samples[i] for i in rows]) for rows in rows_of(samples, max_tokens)]
+
+
+def rows_of(samples: Sequence[Sample], max_tokens: int) -> list[list[int]]:
+    """Which samples make up each micro-batch of `train_batches`; depends on lengths alone."""
+    return micro_batches([len(s.scored.rollout.token_ids) for s in samples], max_tokens)
+
+
+def without_credit(groups: Sequence[Group], *, with_values: bool) -> list[Sample]:
+    """Samples before any credit is known, for a pass that only scores them."""
+    samples = []
+    for scored in (r for g in groups for r in g.rollouts):
+        nothing = [0.0] * len(scored.rollout.token_ids)
+        samples.append(Sample(scored, nothing, nothing if with_values else None))
+    return samples
+
+
+def _collate(samples: Sequence[Sample]) -> TrainBatch:
+    rollouts = [s.scored.rollout for s in samples]
+    with_values = samples[0].returns is not None
+    return TrainBatch(
+        token_ids_B_T=pad_rows([r.token_ids for r in rollouts], torch.long),
+        valid_B_T=valid_by_length([len(r.token_ids) for r in rollouts]),
+        action_mask_B_T=pad_rows([r.action_mask for r in rollouts], torch.bool),
+        sampler_logprobs_B_T=pad_rows([r.sampler_logprobs for r in rollouts], torch.float32),
+        advantages_B_T=pad_rows([s.advantages for s in samples], torch.float32),
+        temperature_B=torch.tensor([r.temperature for r in rollouts]),
+        returns_B_T=_optional(samples, "returns", torch.float32) if with_values else None,
+        value_mask_B_T=_optional(samples, "value_mask", torch.bool) if with_values else None,
+    )
+
+
+def _optional(samples: Sequence[Sample], name: str, dtype: torch.dtype) -> torch.Tensor:
+    return pad_rows([getattr(s, name) or [] for s in samples], dtype)

@@ -1,0 +1,64 @@
+"""Everything of the loop that a checkpoint keeps, in one place."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from configs.schema.rl import RLConfig
+from tasks.rl.checkpoint import Saved
+from tasks.rl.controllers import AdaptiveKlController, PublishInterval, WeightAlarm
+from tasks.rl.ledger import CostLedger
+from tasks.rl.loop_metrics import CycleMeter
+from tasks.rl.prompt_queue import PromptQueue
+from tasks.rl.sentinel import RewardSentinel
+
+
+class LoopState:
+    """Queue, controllers, sentinel, meter and ledger of one run, over all its attempts."""
+
+    def __init__(self, config: RLConfig, queue: PromptQueue, slots: list[str]) -> None:
+        self.queue = queue
+        self.interval = PublishInterval(config.publish)
+        self.kl = (
+            AdaptiveKlController(config.kl.adaptive, config.kl.coefficient)
+            if config.kl.adaptive
+            else None
+        )
+        self._fixed_kl_coefficient = config.kl.coefficient
+        self.sentinel = RewardSentinel(config.sentinel)
+        self.alarm = WeightAlarm()
+        self.meter = CycleMeter()
+        self.ledger = CostLedger(slots, usd_per_device_hour=0.0)
+        self.attempt = 0
+        self.learner_version = 0
+
+    @property
+    def kl_coefficient(self) -> float:
+        """β now."""
+        return self.kl.coefficient if self.kl else self._fixed_kl_coefficient
+
+    def state_dict(self, wall_s: float) -> dict[str, Any]:
+        """JSON-able state at `wall_s` into this attempt."""
+        return {
+            "queue": self.queue.state_dict(),
+            "interval": self.interval.state_dict(),
+            "kl": self.kl.state_dict() if self.kl else None,
+            "sentinel": self.sentinel.state_dict(),
+            "alarm": self.alarm.state_dict(),
+            "meter": self.meter.state_dict(),
+            "ledger": self.ledger.to_json(wall_s),
+        }
+
+    def resume(self, saved: Saved) -> None:
+        """Go on from a checkpoint as a new attempt. Samples of the dead attempt are gone; their
+        prompts are dispatched again."""
+        state: Mapping[str, Any] = saved.loop
+        self.attempt = saved.attempt + 1
+        self.learner_version = saved.step
+        self.queue.load_state(state["queue"])
+        self.interval.load_state(state["interval"])
+        if self.kl and state["kl"]:
+            self.kl.load_state(state["kl"])
+        self.sentinel.load_state(state["sentinel"])
+        self.alarm.load_state(state["alarm"])
+        self.meter.load_state(state["meter"])
+        self.ledger = CostLedger.from_json(state["ledger"])

@@ -1,0 +1,142 @@
+"""Generator and learner as Ray actors: on this machine, or on a cluster the config names.
+
+Started here, Ray listens on loopback only and asks for a token of this run; its own default listens
+everywhere.
+"""
+
+import os
+import secrets
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import ray
+
+from configs.schema import PipelineConfig
+from configs.schema.rl import RayRuntime
+from tasks.environments.row import Row
+from tasks.rl.learner import Learner, StepReport
+from tasks.rl.prompt_queue import Ticket
+from tasks.rl.rollout_worker import Harvest, RolloutWorker
+from tasks.rl.sentinel import ProbeResult
+from tasks.rl.types import Group
+from tasks.rl.weight_sync import Receipt, SyncProof
+from tasks.sampling.types import Rollout
+
+OBJECT_STORE_BYTES = 256 * 1024 * 1024
+ACTOR_ENVIRONMENT = (
+    "DS_ACCELERATOR", "HF_HUB_OFFLINE", "TORCH_EXTENSIONS_DIR", "DO_NOT_TRACK", "PYTHONPATH",
+)  # fmt: skip
+
+
+class RayDriver:
+    """`Runtime` over one learner actor and N rollout actors."""
+
+    shares_device = False
+
+    def __init__(
+        self, config: PipelineConfig, snapshot: Path, snapshot_sha256: str, rows: Sequence[Row]
+    ) -> None:
+        assert isinstance(config.rl.runtime, RayRuntime)
+        self._config = config
+        self._settings = config.rl.runtime
+        self._arguments = (snapshot.resolve(), snapshot_sha256, list(rows))
+        self._learner: Any = None
+        self._workers: list[Any] = []
+
+    @property
+    def workers(self) -> int:
+        """Rollout actors."""
+        return self._settings.rollout_workers
+
+    async def start(self) -> None:
+        """Start or join Ray, then both sides at once."""
+        settings = self._settings
+        _connect(settings, cpus=settings.rollout_workers + 1)
+        snapshot, sha256, rows = self._arguments
+        environment = {name: os.environ[name] for name in ACTOR_ENVIRONMENT if name in os.environ}
+        options = {"num_cpus": 1, "max_restarts": 0}
+        self._learner = (
+            ray.remote(Learner)
+            .options(runtime_env=_environment(environment, settings.learner_threads), **options)
+            .remote(self._config, snapshot, sha256, rows[:64], threads=settings.learner_threads)
+        )
+        self._workers = [
+            ray.remote(RolloutWorker)
+            .options(runtime_env=_environment(environment, settings.rollout_threads), **options)
+            .remote(self._config, snapshot, rows, threads=settings.rollout_threads)
+            for _ in range(settings.rollout_workers)
+        ]
+        for actor in (self._learner, *self._workers):
+            await actor.__ray_ready__.remote()
+
+    async def play(
+        self, worker: int, tickets: Sequence[Ticket], samples: int, temperature: float
+    ) -> Harvest:
+        """Sample episodes."""
+        harvest: Harvest = await self._workers[worker].play.remote(tickets, samples, temperature)
+        return harvest
+
+    async def grade(self, worker: int, rollouts: Sequence[Rollout]) -> list[Group]:
+        """Grade episodes."""
+        groups: list[Group] = await self._workers[worker].grade.remote(rollouts)
+        return groups
+
+    async def probe(self, worker: int) -> list[ProbeResult]:
+        """Known-answer probes."""
+        results: list[ProbeResult] = await self._workers[worker].probe.remote()
+        return results
+
+    async def sync(self, worker: int, receipt: Receipt) -> SyncProof:
+        """Load and prove weights."""
+        proof: SyncProof = await self._workers[worker].sync.remote(receipt)
+        return proof
+
+    async def train(self, groups: Sequence[Group], kl_coefficient: float) -> StepReport:
+        """One optimiser step."""
+        report: StepReport = await self._learner.train.remote(groups, kl_coefficient)
+        return report
+
+    async def publish(self, root: Path, attempt: int) -> Receipt:
+        """Write weights."""
+        receipt: Receipt = await self._learner.publish.remote(root.resolve(), attempt)
+        return receipt
+
+    async def save(self, folder: Path) -> dict[str, str]:
+        """Write the learner's state."""
+        hashes: dict[str, str] = await self._learner.save.remote(folder.resolve())
+        return hashes
+
+    async def load(self, folder: Path, steps_taken: int) -> dict[str, str]:
+        """Read the learner's state."""
+        hashes: dict[str, str] = await self._learner.load.remote(folder.resolve(), steps_taken)
+        return hashes
+
+    async def save_policy(self, out_dir: Path) -> str:
+        """Write the merged policy."""
+        sha256: str = await self._learner.save_policy.remote(out_dir.resolve())
+        return sha256
+
+    async def stop(self) -> None:
+        """End the actors, and Ray where it was started here."""
+        ray.shutdown()
+
+
+def _connect(settings: RayRuntime, cpus: int) -> None:
+    if settings.address is not None:
+        ray.init(address=settings.address, log_to_driver=False)
+        return
+    os.environ.setdefault("RAY_AUTH_MODE", "token")
+    os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    ray.init(
+        num_cpus=cpus,
+        include_dashboard=False,
+        _node_ip_address="127.0.0.1",
+        object_store_memory=OBJECT_STORE_BYTES,
+        log_to_driver=False,
+    )
+
+
+def _environment(variables: dict[str, str], threads: int) -> dict[str, Any]:
+    return {"env_vars": {**variables, "OMP_NUM_THREADS": str(threads)}}

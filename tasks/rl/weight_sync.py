@@ -1,0 +1,133 @@
+"""Publish weights to the engines, and prove that they arrived.
+
+A publish is a folder: weights as safetensors, and a STABLE marker written last that names attempt,
+step and hash. Its receipt carries the canary: log-probabilities of a few fixed sequences under the
+new weights and under the ones before. An engine proves itself by the hash of its own memory and by
+scores that lie nearer to the new version than to the old one. A fixed tolerance would prove
+nothing: one publish at a small learning rate moves less than bf16 noise.
+"""
+
+import json
+import math
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors.torch import save
+
+from tasks.artifacts.atomic import write_atomic, write_json
+from tasks.artifacts.content_hash import hash_tensors
+from tasks.rl.errors import SyncProofError
+from tasks.sampling.types import PolicyVersion
+
+MARKER = "STABLE.json"
+WEIGHTS = "weights.safetensors"
+FIRST_SYNC_TOLERANCE = 0.05
+"""Nats per token, where there is no earlier version to compare with."""
+
+
+@dataclass(frozen=True)
+class Canary:
+    """Fixed sequences and what each version says of them, nats, all tokens in one row."""
+
+    sequences: tuple[tuple[int, ...], ...]
+    logprobs: tuple[float, ...]
+    previous_logprobs: tuple[float, ...] | None = None
+
+
+@dataclass(frozen=True)
+class Receipt:
+    """One finished publish."""
+
+    folder: Path
+    version: PolicyVersion
+    sha256: str
+    canary: Canary
+
+    @property
+    def weights(self) -> Path:
+        """The safetensors file."""
+        return self.folder / WEIGHTS
+
+
+def publish(
+    root: Path,
+    version: PolicyVersion,
+    tensors: Mapping[str, torch.Tensor],
+    canary: Canary,
+    keep: int,
+) -> Receipt:
+    """Write weights, fsync, then the marker; keep the newest `keep` publishes."""
+    sha256 = hash_tensors(tensors)
+    folder = root / f"{version.attempt}-{version.step}-{sha256[:8]}"
+    weights = {name: t.detach().cpu().contiguous() for name, t in tensors.items()}
+    write_atomic(folder / WEIGHTS, save(weights))
+    write_json(
+        folder / MARKER,
+        {"attempt": version.attempt, "step": version.step, "sha256": sha256},
+    )
+    _forget_older(root, keep)
+    return Receipt(folder, version, sha256, canary)
+
+
+def _forget_older(root: Path, keep: int) -> None:
+    finished = [
+        (marker["attempt"], marker["step"], path.parent)
+        for path in root.glob(f"*/{MARKER}")
+        for marker in [json.loads(path.read_text())]
+    ]
+    for _, _, folder in sorted(finished, key=lambda f: f[:2])[:-keep]:
+        shutil.rmtree(folder)
+
+
+@dataclass(frozen=True)
+class SyncProof:
+    """What an engine showed after a publish."""
+
+    version: PolicyVersion
+    distance: float
+    """Root mean square to the new version's canary scores, nats."""
+    previous_distance: float | None
+
+
+def prove(receipt: Receipt, read_back_sha256: str, scores: Sequence[Sequence[float]]) -> SyncProof:
+    """Check an engine's read-back hash and canary scores against a publish.
+
+    Raises:
+        SyncProofError: another hash, scores that are not finite or too few, or scores nearer to
+            the weights before.
+    """
+    name = f"publish {receipt.version.attempt}/{receipt.version.step}"
+    if read_back_sha256 != receipt.sha256:
+        raise SyncProofError(
+            f"{name}: the engine holds weights {read_back_sha256[:12]}, published were "
+            f"{receipt.sha256[:12]}; no step trains on its samples. Resume to publish again"
+        )
+    flat = [x for row in scores for x in row]
+    if len(flat) != len(receipt.canary.logprobs) or not all(map(math.isfinite, flat)):
+        raise SyncProofError(
+            f"{name}: the engine scored {len(flat)} canary tokens, "
+            f"{len(receipt.canary.logprobs)} finite ones were expected"
+        )
+    distance = _rms(flat, receipt.canary.logprobs)
+    previous = receipt.canary.previous_logprobs
+    if previous is None or tuple(previous) == tuple(receipt.canary.logprobs):
+        if distance > FIRST_SYNC_TOLERANCE:
+            raise SyncProofError(
+                f"{name}: canary scores are {distance:.4f} nats off, expected at most "
+                f"{FIRST_SYNC_TOLERANCE}; engine and learner do not compute the same model"
+            )
+        return SyncProof(receipt.version, distance, None)
+    previous_distance = _rms(flat, previous)
+    if not distance < previous_distance:
+        raise SyncProofError(
+            f"{name}: canary scores lie {distance:.3g} nats from the new weights and "
+            f"{previous_distance:.3g} from the ones before; the publish did not take effect"
+        )
+    return SyncProof(receipt.version, distance, previous_distance)
+
+
+def _rms(left: Sequence[float], right: Sequence[float]) -> float:
+    return math.sqrt(sum((a - b) ** 2 for a, b in zip(left, right, strict=True)) / len(left))
