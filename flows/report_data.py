@@ -136,12 +136,7 @@ class RunFiles:
 
 def quantised(files: RunFiles) -> dict[str, dict[str, Any]]:
     """Facts of every GGUF file, largest type first: the stage's own under the run's summary."""
-    parity = files.json("quantize", "parity.json")
-    made = table(parity, "quant") or {
-        name: facts
-        for name, facts in parity.items()
-        if isinstance(facts, dict) and "tensor_types" in facts
-    }
+    made = table(files.json("quantize", "parity.json"), "quant")
     told = table(files.summary, "quant")
     names = [name for name in QUANT_ORDER if name in made or name in told]
     names += sorted((set(made) | set(told)) - set(QUANT_ORDER))

@@ -21,6 +21,7 @@ from flows.report_text import (
     short_hash,
     size,
 )
+from tasks.evaluation.metrics import ordered_bands
 
 
 def headline(files: RunFiles) -> dict[str, Any]:
@@ -226,7 +227,7 @@ def quant_section(files: RunFiles) -> dict[str, Any]:
             "type": name,
             "size": size(q.get("size_bytes")),
             "bits": number(q.get("bits_per_weight")),
-            "kld": number(_value(q.get("kld_mean"))),
+            "kld": number(q.get("kld_mean")),
             "top1": percent(q.get("top1"), 2),
             "ppl": number(q.get("ppl_ratio"), 5),
             "accuracy": percent(q.get("accuracy")),
@@ -243,11 +244,6 @@ def quant_section(files: RunFiles) -> dict[str, Any]:
         "tensors": tensors,
         "tensor_types": kinds,
     }
-
-
-def _value(figure: Any) -> Any:
-    """A figure that may come with its interval."""
-    return figure.get("value") if isinstance(figure, dict) else figure
 
 
 def _tensor_types(quant: dict[str, Any]) -> tuple[list[dict[str, Any]], list[tuple[int, str]]]:
@@ -286,23 +282,34 @@ def data_section(files: RunFiles) -> dict[str, Any]:
         ],
         **_passed(gate.get("passed"), "passed", "failed"),
         "reasons": strings(gate, "reasons"),
-        "checks": [
-            {
-                "name": " · ".join(str(check[k]) for k in ("code", "column") if check.get(k)),
-                "suite": str(verdict.get("suite", "")),
-                "found": clipped(str(check.get("error") or _observed(check)), 120),
-                **_passed(check.get("passed"), "passed", "failed"),
-            }
-            for verdict in rows(gate, "verdicts")
-            for check in rows(verdict, "checks")
-        ],
+        **_gate_table(rows(gate, "verdicts")),
         "quarantine": _quarantine(files.lines("data", "quarantine.jsonl")),
     }
 
 
+def _gate_table(verdicts: list[dict[str, Any]]) -> dict[str, Any]:
+    """One line for each check, one column for each set of rows it was made on."""
+    suites = [str(verdict.get("suite", "")) for verdict in verdicts]
+    cells: dict[str, dict[str, dict[str, str]]] = {}
+    for suite, verdict in zip(suites, verdicts, strict=True):
+        for check in rows(verdict, "checks"):
+            name = " · ".join(str(check[k]) for k in ("code", "column") if check.get(k))
+            found = clipped(str(check.get("error") or _observed(check)), 120)
+            cells.setdefault(name, {})[suite] = {
+                "found": found,
+                **_passed(check.get("passed"), "passed", "failed"),
+            }
+    none = {"found": "", "verdict": "not made", "tone": "calm"}
+    checks = [
+        {"name": name, "cells": [by_suite.get(suite, none) for suite in suites]}
+        for name, by_suite in cells.items()
+    ]
+    return {"suites": suites, "checks": checks}
+
+
 def _fact(name: str, value: Any) -> str:
     if isinstance(value, dict):
-        return ", ".join(f"{band} {number(count, 6)}" for band, count in value.items())
+        return ", ".join(f"{band} {number(value[band], 6)}" for band in ordered_bands(value))
     return percent(value) if name.endswith("_share") else number(value, 6)
 
 
