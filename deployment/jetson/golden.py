@@ -88,15 +88,14 @@ def greedy_turn(llama: "Llama", prompt_ids: Sequence[int], max_new_tokens: int) 
     size, vocabulary = llama.n_vocab(), llama_cpp.llama_model_get_vocab(llama.model)
     ids: list[int] = []
     margins: list[float] = []
-    room = min(max_new_tokens, llama.n_ctx() - len(prompt_ids))
-    while len(ids) < room:
+    while len(ids) < max_new_tokens:
         logits = np.ctypeslib.as_array(llama_cpp.llama_get_logits_ith(llama.ctx, -1), (size,))
         second, best = np.argpartition(logits, size - 2)[-2:]
         margins.append(float(logits[best] - logits[second]))
         if llama_cpp.llama_vocab_is_eog(vocabulary, int(best)):
             return Turn(tuple(ids), tuple(margins), True)
         ids.append(int(best))
-        if len(ids) < room:
+        if len(ids) < max_new_tokens:
             llama.eval([int(best)])
     return Turn(tuple(ids), tuple(margins), False)
 
@@ -136,6 +135,7 @@ class GoldenMaker:
     def __init__(
         self,
         llama: "Llama",
+        context: int,
         renderer: PromptRenderer,
         settings: AgentSettings,
         tools: Mapping[str, Tool],
@@ -151,6 +151,7 @@ class GoldenMaker:
                 f"{renderer.end_of_turn_id}; generation would not stop"
             )
         self._llama, self._renderer = llama, renderer
+        self._context = context  # llama.cpp rounds its own up, the server does not use the rest
         self._settings, self._tools = settings, tools
         pieces = [llama.detokenize([i], special=True).decode() for i in self._bos_eos()]
         self._format = Jinja2ChatFormatter(template, eos_token=pieces[-1], bos_token=pieces[0])
@@ -209,9 +210,11 @@ class GoldenMaker:
         conversation, turns, text = list(messages), [], ""
         for number in range(self._settings.max_turns):
             prompt_text, prompt_ids = self.prompt(conversation)
-            if len(prompt_ids) >= self._llama.n_ctx():
+            room = self._context - len(prompt_ids)
+            if room <= 0:
                 return None
-            turn = greedy_turn(self._llama, prompt_ids, self._settings.max_new_tokens)
+            limit = min(self._settings.max_new_tokens, room)
+            turn = greedy_turn(self._llama, prompt_ids, limit)
             text = self._said(turn, prompt_ids)
             turns.append(self._record(prompt_text, prompt_ids, turn, text))
             observation = answer_tool_call(text, self._tools) if turn.finished else None
@@ -267,7 +270,7 @@ def make_golden(
         GoldenPromptError: llama.cpp and the trainer disagree, or no prompt fits the context.
     """
     with opened(model, context) as llama:
-        maker = GoldenMaker(llama, renderer, settings, tools)
+        maker = GoldenMaker(llama, context, renderer, settings, tools)
         probes = [maker.probe(text) for text in PROBES]
         played = [golden for p in prompts if (golden := maker.play(p)) is not None]
         bos = maker.added_bos_id()
