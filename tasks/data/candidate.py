@@ -31,7 +31,7 @@ class Candidate:
             id=self.id,
             prompt=self.prompt,
             answer=self.answer,
-            answer_kind=self.answer_kind,  # type: ignore[arg-type]
+            answer_kind=self.answer_kind,
             band=self.band,
             source=self.source,
             solution=self.solution,

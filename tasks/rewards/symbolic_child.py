@@ -45,7 +45,7 @@ def equal(left: Any, right: Any) -> bool:
     if not (isinstance(left, sympy.Expr) and isinstance(right, sympy.Expr)):
         return False
     if left.free_symbols or right.free_symbols:
-        return sympy.simplify(left - right) == 0
+        return bool(sympy.simplify(left - right) == 0)
     if not (left.is_finite and right.is_finite):
         return False
     return all(_is_nought(part) for part in (left - right).as_real_imag())

@@ -82,6 +82,10 @@ A11_NEIGHBOURS = [
     (r"\{1,2\}", r"\{1,2,3\}", W),
     ("186", "34*7-52=186", C),
     ("4", r"4\sqrt{2}", W),
+    (r"\sqrt{5+2\sqrt{6}}", r"\sqrt{2}+\sqrt{3}+10^{-60}", W),
+    (r"50\%", "50", C),
+    ("50", r"50\%", C),
+    ("50", "0.5", W),
 ]
 
 
@@ -197,6 +201,7 @@ def test_a13_a_plain_digit_parses_as_mathematics():
         ("37", "34-37", C),
         ("-37", "34-37", W),
         ("52", "34*7-52=", N),
+        ("186", "34*7-52=186, in 2 steps", C),
         ("186", "The answer is 186 because 34*7=238", C),
         ("8", "the answer is 5 + 3 = 8.", C),
         ("42", "The answer is as follows:\n42", C),
@@ -240,6 +245,7 @@ def test_a16_thinking_that_was_not_closed_is_no_answer(kind):
         "<THINK>7",
         "<think>a<think>b</think>7</think>",
         "7</think>",
+        "7 <think>a</think></think>",
         "<thinking>7",
     ],
 )
