@@ -24,6 +24,7 @@ help: ## list what can be made
 	@echo "  Variables: PROFILE=$(PROFILE), ARGS=\"rl.steps=20 --force rl\", PYTHON=$(PYTHON)"
 
 install: $(STAMP) ## make .venv and install the lock (minutes the first time, then at once)
+	@:
 
 $(STAMP): requirements.lock pyproject.toml
 	@command -v $(PYTHON) >/dev/null || { echo "$(PYTHON) is missing: install Python 3.11, or give PYTHON=/path/to/python3.11"; exit 2; }

@@ -12,6 +12,7 @@ from flows.cli_console import (
     INTERRUPTED,
     console,
     findings_table,
+    log_to_stderr,
     reports_errors,
     show_interrupted,
 )
@@ -53,11 +54,8 @@ def root(
     debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks and logs.")] = False,
 ) -> None:
     """Options of every command."""
-    import logging
-
     DEBUG.set(debug)
-    level = logging.DEBUG if debug else logging.WARNING
-    logging.basicConfig(level=level, format="%(levelname)s %(name)s %(message)s")
+    log_to_stderr(debug)
 
 
 @app.command(

@@ -1,6 +1,7 @@
 """What every command shares: the console, how errors and findings are shown, exit codes."""
 
 import functools
+import logging
 import sys
 from collections.abc import Callable, Iterable
 from contextvars import ContextVar
@@ -32,6 +33,21 @@ def console(*, stderr: bool = False) -> Console:
     """A console on standard output or error as they are now; 100 columns without a terminal."""
     stream = sys.stderr if stderr else sys.stdout
     return Console(file=stream, width=None if stream.isatty() else 100, highlight=False)
+
+
+class _StderrHandler(logging.Handler):
+    """Writes to standard error as it is at that moment, so that a live picture stays whole."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write one line."""
+        sys.stderr.write(self.format(record) + "\n")
+
+
+def log_to_stderr(debug: bool) -> None:
+    """Show warnings of every library, or all there is to say with `--debug`."""
+    handler = _StderrHandler(level=logging.DEBUG if debug else logging.WARNING)
+    handler.setFormatter(logging.Formatter("%(levelname)s %(name)s %(message)s"))
+    logging.basicConfig(level=logging.INFO if debug else logging.WARNING, handlers=[handler])
 
 
 def is_ours(error: BaseException) -> bool:

@@ -105,8 +105,11 @@ class RunView:
 
     def __call__(self, event: Event) -> None:
         """Take in one event."""
-        if event.stage in self.stages:
-            self._update(self.stages[event.stage], event)
+        view = self.stages.get(event.stage or "")
+        if view is not None:
+            if view.state == "reused" and event.kind == "stage_finished":
+                return  # nothing ran: "reused" is the whole story
+            self._update(view, event)
         if event.kind == "warning" and event.message not in self.warnings:
             self.warnings.append(event.message)
         if self._live is None:
@@ -166,10 +169,11 @@ class RunView:
         if event.kind in ("progress", "metrics"):
             self._print_sparingly(event)
             return
-        title = STAGE_TITLES.get(event.stage or "", event.stage or "run")
+        title = STAGE_TITLES.get(event.stage or "", event.stage or "")
         word = event.kind.removeprefix("stage_").replace("_", " ")
-        message = f": {escape(event.message)}" if event.message else ""
-        self.console.print(f"{title} {word}{message}", soft_wrap=True)
+        text = event.message.removeprefix(f"{word}: ")
+        message = f": {escape(text)}" if text else ""
+        self.console.print(f"{title} {word}{message}".lstrip(), soft_wrap=True)
 
     def _print_sparingly(self, event: Event) -> None:
         now_s, stage = time.monotonic(), event.stage or ""

@@ -1,6 +1,7 @@
 """What `rl-pipeline run` and `plan` do: settings in, the run watched, the summary out."""
 
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +13,7 @@ from rich.table import Table
 
 from configs.load import ResolvedConfig, resolve_config
 from configs.schema import PipelineConfig
-from flows.cli_console import console
+from flows.cli_console import DEBUG, console
 from flows.cli_live import RunView
 from flows.cli_summary import show_summary
 from flows.doctor import examine_profile
@@ -71,6 +72,9 @@ def run_and_show(options: RunOptions) -> None:
     show_notes(resolved, out)
     if not options.anyway:
         refuse_what_cannot_run(resolved.config, options)
+
+    if not DEBUG.get():
+        os.environ.setdefault("PREFECT_LOGGING_LEVEL", "WARNING")  # the picture says the rest
 
     from flows.pipeline import run_pipeline
 

@@ -12,6 +12,7 @@ from flows.report_data import dig, table
 from tasks.stages import STAGES
 
 UNKNOWN = "–"
+STATUS_MARKS = {"failed": "[bold red]{}[/]", "cancelled": "[yellow]{}[/]", "not run": "[dim]{}[/]"}
 
 
 def is_number(value: Any) -> bool:
@@ -68,6 +69,7 @@ def stages_table(summary: dict[str, Any]) -> Table:
         facts = table(summary, "stages", name)
         if facts:
             status = "reused" if facts.get("cached") else str(facts.get("status", UNKNOWN))
+            status = STATUS_MARKS.get(status, "{}").format(escape(status))
             sha = str(facts.get("output_sha256") or "")[:12] or UNKNOWN
             grid.add_row(name, status, number(facts.get("wall_s"), 4), sha)
     return grid
@@ -129,7 +131,7 @@ def places_table(summary: dict[str, Any], run_dir: Path) -> Table:
 
 
 def _places(summary: dict[str, Any], run_dir: Path) -> list[tuple[str, str]]:
-    cost = {k: v for k, v in table(summary, "cost").items() if is_number(v)}
+    cost = table(summary, "cost")
     steps = table(summary, "rl")
     found = [
         ("wall-clock", f"{number(summary.get('wall_s'), 4)} s, peak memory "
@@ -139,8 +141,8 @@ def _places(summary: dict[str, Any], run_dir: Path) -> list[tuple[str, str]]:
     ]  # fmt: skip
     if steps.get("steps") is not None:
         found.append(("RL", _rl_line(steps)))
-    if cost:
-        found.append(("cost", ", ".join(f"{k} {v:.4g}" for k, v in cost.items())))
+    if is_number(cost.get("usd")):
+        found.append(("cost", _cost_line(cost)))
     report = run_dir / "report.html"
     if report.exists():
         found.append(("report", str(report)))
@@ -152,6 +154,15 @@ def _places(summary: dict[str, Any], run_dir: Path) -> list[tuple[str, str]]:
     if run_id := dig(summary, "mlflow", "run_id"):
         found.append(("MLflow", f"run {run_id} in {dig(summary, 'mlflow', 'tracking_uri')}"))
     return found
+
+
+def _cost_line(cost: dict[str, Any]) -> str:
+    each = cost.get("usd_per_effective_sample")
+    per_sample = f"{each:.3g} USD an effective sample" if is_number(each) else "share unknown"
+    return (
+        f"{cost['usd']:.4f} USD for RL at {number(cost.get('usd_per_device_hour'))} USD a device "
+        f"hour, {per_sample}"
+    )
 
 
 def _rl_line(rl: dict[str, Any]) -> str:

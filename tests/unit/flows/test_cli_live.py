@@ -20,7 +20,8 @@ def events() -> list[Event]:
     rl = {"reward_mean": 0.25, "staleness_mean": 1.5, "staleness_max": 2.0, "effective_share": 0.6}
     return [
         Event("run_started", message="run x"),
-        Event("stage_reused", "data", "nothing changed"),
+        Event("stage_reused", "data", "reused: nothing changed"),
+        Event("stage_finished", "data", "runs/store/data/k"),
         Event("stage_started", "rl", "first run"),
         Event("progress", "rl", "step 3", done=3, total=10),
         Event("metrics", "rl", step=3, values=rl),
@@ -40,6 +41,7 @@ def test_without_a_terminal_lines_are_printed() -> None:
     shown = out.getvalue()
     assert "data prep reused: nothing changed" in shown
     assert "async RL 3/10 step 3" in shown
+    assert "data prep finished" not in shown  # it was reused
     assert "batch looked [odd]" in shown
     assert "held-out evaluation failed: out of memory" in shown
 
@@ -115,7 +117,7 @@ def full_summary() -> dict:
         },
         "bundle": {"path": "runs/store/package/k/bundle", "sha256": "cd" * 32, "signed": True},
         "mlflow": {"tracking_uri": "sqlite:///runs/mlflow.db", "run_id": "r1"},
-        "cost": {"usd": 0.01, "usd_per_effective_sample": 2.5e-6},
+        "cost": {"usd": 0.01, "usd_per_device_hour": 0.05, "usd_per_effective_sample": 2.5e-6},
     }  # fmt: skip
 
 
@@ -128,7 +130,7 @@ def test_the_summary_says_everything_and_what_to_type_next(tmp_path: Path) -> No
         "data reused", "20.0 % 80.0 %", "easy 170 30.0 % 95.0 %",
         "RL minus SFT: +60.0 %, 95 % interval [+56.0, +64.0]: better",
         "IQ2_M 0.60 MB 2.93 0.2 90.0 % 1.05 50.0 % [-35.0, -29.0] rejected: accuracy",
-        "staleness up to 2 of 2", "usd 0.01", "report.html", "signed", "run r1",
+        "staleness up to 2 of 2", "0.0100 USD for RL at 0.05 USD a device hour", "2.5e-06 USD an effective", "report.html", "signed", "run r1",
         "rl-pipeline serve runs/store/package/k/bundle", "mlflow ui --backend-store-uri",
     ):  # fmt: skip
         assert part in shown, f"{part!r} not in {shown}"
