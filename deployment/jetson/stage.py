@@ -90,9 +90,9 @@ def _read_inputs(inputs: Mapping[str, ArtifactRecord], facts: BundleFacts) -> _I
         raise MissingInputError(f"package needs the outputs of {', '.join(missing)}")
     quantised, rl = inputs["quantize"].path, inputs["rl"].path
     parity_file = quantised / "parity.json"
-    variants = _json(parity_file).get("variants")
+    variants = _json(parity_file).get("quant")
     if not isinstance(variants, dict) or not variants:
-        raise MissingInputError(f'{parity_file} has no "variants"; run quantize again')
+        raise MissingInputError(f'{parity_file} has no "quant"; run quantize again')
     lineage = {**{name: record.sha256 for name, record in inputs.items()}, **facts.lineage}
     return _Inputs(
         quantised=quantised,

@@ -83,7 +83,7 @@ def stages(tmp_path_factory):
         },
         "IQ2_M": {"size_bytes": 9, "ships": False, "why": "rejected: accuracy fell"},
     }
-    write_json(quantised / "parity.json", {"variants": variants})
+    write_json(quantised / "parity.json", {"quant": variants})
     evaluation = {
         "snapshot": {"accuracy": 0.25, "n": 512},
         "policy": {"accuracy": 0.75, "n": 512},

@@ -172,7 +172,7 @@ def test_missing_stage_is_named(stages, facts, tmp_path, name):
     [
         ("quantize", "parity.json", None, "parity.json"),
         ("quantize", "parity.json", b"{", "parity.json"),
-        ("quantize", "parity.json", b"{}", 'no "variants"'),
+        ("quantize", "parity.json", b"{}", 'no "quant"'),
         ("quantize", "Q8_0.gguf", None, "missing though Q8_0 ships"),
         ("quantize", "Q8_0.gguf", b"GGUFgarbage", "quantise again"),
         ("rl", "rollouts.jsonl", None, "rollouts.jsonl"),
