@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -51,3 +52,46 @@ def pid_lives(pid: int) -> bool:
     except OSError:
         return False
     return state not in ("Z", "X") and os.path.exists(f"/proc/{pid}")
+
+
+@pytest.fixture(scope="session")
+def shared_server(tmp_path_factory):
+    """One Prefect server for the tests that do not need their own."""
+    from flows.prefect_server import TemporaryServer
+
+    with TemporaryServer(tmp_path_factory.mktemp("prefect"), "flow-tests") as server:
+        server.wait()
+        yield server.url
+
+
+@pytest.fixture
+def server(shared_server, tiny_pipeline, monkeypatch):
+    """Runs of this test use the shared server, as a configured one."""
+    monkeypatch.setenv("PREFECT_API_URL", shared_server)
+    monkeypatch.setenv("PREFECT_LOGGING_TO_API_ENABLED", "false")
+    monkeypatch.setenv("PREFECT_LOGGING_LEVEL", "CRITICAL")
+
+
+@pytest.fixture(scope="session")
+def migrated_db(tmp_path_factory):
+    """An empty MLflow store, made once: making it takes seconds."""
+    from tasks.tracking.reachable import prepare_environment
+
+    prepare_environment()
+    from mlflow import MlflowClient
+
+    path = tmp_path_factory.mktemp("mlflow") / "mlflow.db"
+    MlflowClient(tracking_uri=f"sqlite:///{path}").search_experiments()
+    return path
+
+
+@pytest.fixture
+def migrated_only(migrated_db, tiny_pipeline):
+    """The runs folder starts with a migrated store."""
+    Path("runs").mkdir()
+    shutil.copy(migrated_db, "runs/mlflow.db")
+
+
+@pytest.fixture
+def migrated(migrated_only, server):
+    """A migrated store and the shared server."""
