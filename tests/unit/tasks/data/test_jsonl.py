@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tasks.artifacts import write_jsonl
@@ -90,6 +90,7 @@ def test_missing_empty_and_foreign_files(tmp_path):
             read_jsonl(tmp_path / name)
 
 
+@settings(deadline=None)
 @given(
     st.lists(
         st.dictionaries(
@@ -111,6 +112,7 @@ def test_every_written_row_is_read_back(rows, newline, ascii_only, bom):
     assert contents.bad_lines == contents.blank_lines == ()
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=200))
 def test_any_bytes_are_read_or_refused_by_name(data):
     try:

@@ -3,7 +3,7 @@
 import unicodedata
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tasks.gates.prompt_key import prompt_key
@@ -30,6 +30,7 @@ def test_different_prompts(left, right):
     assert prompt_key(left) != prompt_key(right)
 
 
+@settings(deadline=None)
 @given(st.text())
 def test_the_key_of_a_key_is_itself_and_case_and_form_do_not_matter(text):
     key = prompt_key(text)
