@@ -97,8 +97,9 @@ def show_error(error: BaseException) -> None:
         show_config_error(error, out)
         return
     text = error.args[0] if isinstance(error, KeyError) and error.args else error
-    out.print(f"[bold red]error[/] {escape(str(text))}")
-    if log_path := getattr(error, "log_path", None):
+    out.print(f"[bold red]error[/] {escape(str(text))}", soft_wrap=True)
+    log_path = getattr(error, "log_path", None)
+    if log_path and str(log_path) not in str(text):
         out.print(f"  log: {escape(str(log_path))}")
     out.print("[dim]  rl-pipeline --debug … shows the traceback[/]")
 

@@ -74,7 +74,7 @@ def run_and_show(options: RunOptions) -> None:
         refuse_what_cannot_run(resolved.config, options)
 
     if not DEBUG.get():
-        os.environ.setdefault("PREFECT_LOGGING_LEVEL", "WARNING")  # the picture says the rest
+        os.environ.setdefault("PREFECT_LOGGING_LEVEL", "CRITICAL")  # the picture says it all
 
     from flows.pipeline import run_pipeline
 

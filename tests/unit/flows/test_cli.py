@@ -8,11 +8,12 @@ import time
 from pathlib import Path
 
 import pytest
+import typer
 from typer.testing import CliRunner, Result
 
 from flows.cli import app
 from flows.cli_bundle import NoBundleError, find_bundle, pinned_keys
-from flows.cli_console import exit_code, is_ours
+from flows.cli_console import exit_code, is_ours, reports_errors
 from tasks.supervise import StageFailedError
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -201,6 +202,39 @@ def test_debug_shows_the_traceback_wherever_it_stands() -> None:
     assert plain.returncode == 2 and "Traceback" not in plain.stderr
     debug = console_script("plan", "-c", DEFAULTS, "rl.step=1", "--debug")
     assert debug.returncode != 0 and "Traceback" in debug.stderr
+
+
+def test_ctrl_c_exits_with_130_and_says_what_is_kept(capsys: pytest.CaptureFixture[str]) -> None:
+    @reports_errors
+    def command() -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(typer.Exit) as caught:
+        command()
+    assert caught.value.exit_code == 130
+    assert "finished stages are kept" in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_failed_stage_shows_reason_and_log_once(capsys: pytest.CaptureFixture[str]) -> None:
+    @reports_errors
+    def command() -> None:
+        raise StageFailedError("rl", "Killed", "out of memory", "see log.txt", "log.txt", "tail")
+
+    with pytest.raises(typer.Exit) as caught:
+        command()
+    assert caught.value.exit_code == 1
+    shown = capsys.readouterr().err
+    assert "stage rl failed (Killed): out of memory" in shown
+    assert shown.count("log.txt") == 1 and "Traceback" not in shown
+
+
+def test_errors_that_are_not_ours_keep_their_traceback() -> None:
+    @reports_errors
+    def command() -> None:
+        raise ValueError("a fault in the code")
+
+    with pytest.raises(ValueError, match="a fault in the code"):
+        command()
 
 
 def test_errors_are_told_apart() -> None:

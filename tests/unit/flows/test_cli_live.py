@@ -130,7 +130,8 @@ def test_the_summary_says_everything_and_what_to_type_next(tmp_path: Path) -> No
         "data reused", "20.0 % 80.0 %", "easy 170 30.0 % 95.0 %",
         "RL minus SFT: +60.0 %, 95 % interval [+56.0, +64.0]: better",
         "IQ2_M 0.60 MB 2.93 0.2 90.0 % 1.05 50.0 % [-35.0, -29.0] rejected: accuracy",
-        "staleness up to 2 of 2", "0.0100 USD for RL at 0.05 USD a device hour", "2.5e-06 USD an effective", "report.html", "signed", "run r1",
+        "staleness up to 2 of 2", "0.0100 USD for RL at 0.05 USD a device hour",
+        "2.5e-06 USD an effective", "report.html", "signed", "run r1",
         "rl-pipeline serve runs/store/package/k/bundle", "mlflow ui --backend-store-uri",
     ):  # fmt: skip
         assert part in shown, f"{part!r} not in {shown}"
