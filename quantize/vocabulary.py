@@ -61,15 +61,19 @@ class Vocabulary:
 
 
 def load_tokenizer(model_dir: Path) -> "PreTrainedTokenizerBase":
-    """The tokenizer in an HF folder, never asked of a hub."""
-    from transformers import AutoTokenizer
+    """The tokenizer in an HF folder exactly as tokenizer.json says, never asked of a hub.
+
+    AutoTokenizer would put Qwen2's own class in its place wherever config.json says qwen2 or qwen3,
+    and with it another normaliser, another pre-tokenizer and an added `<|endoftext|>`.
+    """
+    from transformers import PreTrainedTokenizerFast
 
     if not (model_dir / "tokenizer.json").is_file():
         raise UnsupportedTokenizerError(
             f"{model_dir} holds no tokenizer.json; SentencePiece and slow tokenizers cannot be "
             "converted; save the tokenizer with save_pretrained of a fast one"
         )
-    return AutoTokenizer.from_pretrained(str(model_dir), local_files_only=True)
+    return PreTrainedTokenizerFast.from_pretrained(str(model_dir), local_files_only=True)
 
 
 def read_vocabulary(

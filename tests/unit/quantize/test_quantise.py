@@ -77,7 +77,9 @@ def test_a_broken_model_gives_no_matrix(tmp_path, tokenizer):
 
 
 def test_matrix_survives_the_file(tmp_path):
-    matrix = ImportanceMatrix({"blk.0.attn_q.weight": np.array([8.0, 2.0])}, {"blk.0.attn_q.weight": 4}, 2)
+    matrix = ImportanceMatrix(
+        {"blk.0.attn_q.weight": np.array([8.0, 2.0])}, {"blk.0.attn_q.weight": 4}, 2
+    )
     write_imatrix(matrix, tmp_path / "m.gguf", "mine")
     back = read_imatrix(tmp_path / "m.gguf")
     np.testing.assert_array_equal(back.means["blk.0.attn_q.weight"], [2.0, 0.5])
@@ -117,11 +119,13 @@ def test_q8_0_values_are_within_half_a_step(gguf, tmp_path):
     x = np.asarray(before.data, np.float32).reshape(-1, 32)
     y = dequantize(after.data, after.tensor_type).reshape(-1, 32)
     step = np.abs(x).max(1, keepdims=True) / 127
-    assert (np.abs(x - y) <= 0.52 * step + 1e-6).all()
+    # half a step, and the float16 scale is off by up to 2⁻¹¹, 127 times over
+    assert (np.abs(x - y) <= (0.5 + 127 / 2048) * step + 1e-7).all()
 
 
 @pytest.mark.parametrize(
-    ("quant_type", "bits", "inside"), [("Q4_K_M", (4.5, 6.0), "Q4_K"), ("IQ2_M", (2.5, 4.2), "IQ2_S")]
+    ("quant_type", "bits", "inside"),
+    [("Q4_K_M", (4.5, 6.0), "Q4_K"), ("IQ2_M", (2.5, 4.2), "IQ2_S")],
 )
 def test_low_bit_types_are_what_they_say(quant_type, bits, inside, gguf, imatrix, tmp_path):
     report = quantise(gguf, tmp_path / "q.gguf", quant_type, imatrix)

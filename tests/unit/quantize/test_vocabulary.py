@@ -125,6 +125,18 @@ def test_a_tokenizer_file_with_merges_as_lines_gives_the_same_file(folders, tmp_
     assert convert(folder, tmp_path / "b.gguf").sha256 == first.sha256
 
 
+@pytest.mark.parametrize("arch", ["qwen2", "qwen3", "llama"])
+def test_the_tokenizer_is_the_files_not_the_model_types(arch, tmp_path):
+    """A full vocabulary with a pre-tokenizer of its own, in a folder that says qwen2."""
+    tokenizer = make_tokenizer(pre=PRE["smollm"])
+    folder = save(make_model(arch, rows=len(tokenizer)), tokenizer, tmp_path / "hf")
+    report = convert(folder, tmp_path / "x.gguf")
+    assert (report.pre_tokenizer, report.normaliser, report.padded) == ("smollm", None, 0)
+    keys = fields(report.path)
+    assert "<|endoftext|>" not in keys["tokenizer.ggml.tokens"]
+    assert "tokenizer.ggml.unknown_token_id" not in keys
+
+
 def test_no_tokenizer_file(folders, tmp_path):
     folder = shutil.copytree(folders["qwen3"], tmp_path / "hf")
     (folder / "tokenizer.json").unlink()
