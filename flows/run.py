@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
+from jinja2 import TemplateError
 from prefect.client.schemas.objects import State
 from prefect.runtime import flow_run
 from prefect.tasks import Task
@@ -300,7 +301,19 @@ def _close(run: Run, status: RunStatus) -> None:
     context.tracker.retry()
     run.summary = write_summary(context, run.machine, run.git, run.launch.started_s, status)
     link_latest(context.runs_dir, context.run_id)
-    _report(context)
+    told = len(context.warnings)
+    try:
+        _report(context)
+    finally:
+        _close_parent(run, status)
+    if len(context.warnings) > told:
+        run.summary = write_summary(context, run.machine, run.git, run.launch.started_s, status)
+    context.tell(Event("run_finished", message=str(context.run_dir / "summary.json")))
+
+
+def _close_parent(run: Run, status: RunStatus) -> None:
+    """Log what the run left, close MLflow's parent run, and say what could not be logged."""
+    context = run.context
     shown = {"output.status": status, "cached": str(_all_cached(context)).lower()}
     context.tracker.say(
         set_tags(PARENT, shown),
@@ -320,15 +333,13 @@ def _close(run: Run, status: RunStatus) -> None:
                 "`rl-pipeline upload` sends them when the store answers",
             )
         )
-        run.summary = write_summary(context, run.machine, run.git, run.launch.started_s, status)
-    context.tell(Event("run_finished", message=str(context.run_dir / "summary.json")))
 
 
 def _report(context: RunContext) -> None:
-    """Write `report.html`; a full disk must not hide how the run ended."""
+    """Write `report.html`; a full disk or a figure the page cannot take must not end the run."""
     try:
         write_report(context.run_dir)
-    except ArtifactWriteError as error:
+    except (ArtifactWriteError, TemplateError) as error:
         context.tell(Event("warning", message=f"no report: {error}"))
 
 

@@ -16,9 +16,11 @@ from typing import Any
 
 from tasks.artifacts import ArtifactRecord, hash_json, write_json
 from tasks.artifacts.machine import Machine
+from tasks.artifacts.progress import read_metrics
 from tasks.artifacts.provenance import GitState, lock_sha256
 from tasks.rl.ledger import CostLedger, LedgerError
 from tasks.run_context import RunContext, StageOutcome
+from tasks.stage_calls import GX_IMPORT
 from tasks.stages import STAGES
 from tasks.tracking.operations import RunStatus
 from tasks.tracking.stage_log import PARENT
@@ -172,14 +174,28 @@ def _overhead(context: RunContext, data: ArtifactRecord | None, wall_s: float) -
     GX time counts only where data prep ran in this run; null where it did not leave it.
     """
     outcome = context.outcomes.get("data")
-    gx_s = 0.0 if outcome is not None and outcome.cached else _read(data, SUMMARY_NAME).get("gx_s")
+    gx_s = 0.0 if outcome is not None and outcome.cached else gx_seconds(data)
     known = [context.prefect_s, context.tracker.spent_s, *([] if gx_s is None else [gx_s])]
     return {
         "prefect_s": round(context.prefect_s, 3),
         "mlflow_s": round(context.tracker.spent_s, 3),
-        "gx_s": gx_s,
+        "gx_s": None if gx_s is None else round(gx_s, 3),
         "share": round(sum(known) / wall_s, 4) if wall_s > 0 and gx_s is not None else None,
     }
+
+
+def gx_seconds(data: ArtifactRecord | None) -> float | None:
+    """Import and validation time of Great Expectations in data prep; None where unknown."""
+    gate = _read(data, "gate.json")
+    verdicts = [*gate.get("verdicts", ()), *gate.get("as_read", ())]
+    if data is None or not verdicts or any("seconds" not in v for v in verdicts):
+        return None
+    try:
+        lines = read_metrics(data.path / "metrics.jsonl")
+    except OSError:
+        return None
+    imports = [line["values"][GX_IMPORT] for line in lines if GX_IMPORT in line["values"]]
+    return sum(v["seconds"] for v in verdicts) + imports[-1] if imports else None
 
 
 def link_latest(runs_dir: Path, run_id: str) -> None:

@@ -6,6 +6,7 @@ current project, and threads that shared one got verdicts on one another's data.
 
 import os
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,13 +33,15 @@ def validate_frame(frame: "pd.DataFrame", suite: Suite) -> GateVerdict:
     """
     name, expectations = suite
     with _ONE_AT_A_TIME:
+        start_s = time.monotonic()
         result = _run(frame, name, expectations)
+        seconds = time.monotonic() - start_s
     by_code = {r["expectation_config"]["meta"]["code"]: r for r in result["results"]}
     checks = tuple(_check(by_code[e.meta["code"]], len(frame)) for e in expectations)
     failures = tuple(f for e in expectations for f in _row_failures(by_code[e.meta["code"]]))
     passed = bool(checks) and all(check.passed for check in checks) and len(frame) > 0
     reason = "" if len(frame) else "no rows to evaluate"
-    return GateVerdict(name, passed, len(frame), checks, failures, reason)
+    return GateVerdict(name, passed, len(frame), checks, failures, reason, seconds)
 
 
 def validate_file(path: Path, suite: Suite, read: "Callable[[Path], pd.DataFrame]") -> GateVerdict:

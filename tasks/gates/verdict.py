@@ -44,6 +44,8 @@ class GateVerdict:
     row_failures: tuple[RowFailure, ...] = ()
     reason: str = ""
     """Why nothing could be evaluated."""
+    seconds: float = field(default=0.0, compare=False)
+    """Time Great Expectations took."""
 
     @property
     def failed_checks(self) -> tuple[Check, ...]:
@@ -72,6 +74,7 @@ class GateVerdict:
             "passed": self.passed,
             "evaluated_rows": self.evaluated_rows,
             "reason": self.why(),
+            "seconds": self.seconds,
             "checks": [
                 {
                     "code": c.code,

@@ -64,6 +64,9 @@ def test_a_night_of_runs(tiny_pipeline, migrated):
     assert first["cost"]["usd"] == pytest.approx(72 / 3600 * 0.05)
     assert first["heldout"]["delta"] == {"value": 0.5, "ci95": [0.25, 0.75]}
     assert first["bundle"]["signed"] is True
+    assert first["overhead"]["gx_s"] == 0.75
+    spent_s = sum(first["overhead"][f"{part}_s"] for part in ("prefect", "mlflow", "gx"))
+    assert first["overhead"]["share"] == pytest.approx(spent_s / first["wall_s"], abs=0.02)
     assert first["mlflow"]["pending_operations"] == 0
     assert Path("runs/latest").resolve().name == first["run_id"]
     assert Path("runs/latest/report.html").exists()
