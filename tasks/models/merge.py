@@ -8,12 +8,13 @@ from tasks.models.load import canonical_tensors
 
 
 def merged_tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """Canonical tensors of the base with W + ΔW in float32; the model itself is not changed."""
+    """Canonical tensors with W + ΔW, all float32 whatever the model trains in: merged once, not
+    rounded, so a small ΔW is not lost beside a large W. The model itself is not changed."""
     if not isinstance(model, PeftModel):
-        return canonical_tensors(model)
+        return {name: tensor.float() for name, tensor in canonical_tensors(model).items()}
     base = model.get_base_model()
     tensors = {
-        name.replace(".base_layer.", "."): tensor.detach()
+        name.replace(".base_layer.", "."): tensor.detach().float()
         for name, tensor in canonical_tensors(base).items()
         if "lora_" not in name
     }
@@ -21,6 +22,7 @@ def merged_tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
         for name, layer in base.named_modules():
             if isinstance(layer, LoraLayer):
                 key = f"{name}.weight"
-                delta = layer.get_delta_weight(layer.active_adapters[0]).float()
-                tensors[key] = (tensors[key].float() + delta).to(tensors[key].dtype)
+                tensors[key] = (
+                    tensors[key] + layer.get_delta_weight(layer.active_adapters[0]).float()
+                )
     return tensors

@@ -12,6 +12,9 @@ import torch
 from configs.schema.training import DeepSpeedSettings, Optimiser
 from tasks.models.errors import NonFiniteStepError, WeightsMismatchError
 
+MASTER = "master"
+"""Name of a parameter's float32 original among its optimiser state."""
+
 
 @dataclass(frozen=True)
 class StepStats:
@@ -139,9 +142,16 @@ class TrainEngine:
         return StepStats(norm, lr, skipped=True)
 
     def state_tensors(self) -> dict[str, torch.Tensor]:
-        """Optimiser state of this rank, by parameter position; safe to write as safetensors."""
+        """Optimiser state of this rank, by parameter position; safe to write as safetensors.
+
+        With bfloat16 weights it holds the float32 masters too: weights rounded from them are not
+        enough to go on from, and an engine left with its first masters would undo the training.
+        """
+        trained = {id(parameter) for parameter in self._trained}
         tensors: dict[str, torch.Tensor] = {}
         for index, parameter in enumerate(self._optimised()):
+            if id(parameter) not in trained:
+                tensors[f"{index}.{MASTER}"] = parameter.detach().clone()
             for name, value in self._base_optimizer.state.get(parameter, {}).items():
                 tensors[f"{index}.{name}"] = torch.as_tensor(value).detach().clone()
         return tensors
@@ -158,7 +168,10 @@ class TrainEngine:
             parameter = parameters[int(index)] if int(index) < len(parameters) else None
             if parameter is None or (value.dim() and value.shape != parameter.shape):
                 raise WeightsMismatchError(f"optimiser state {key} does not fit this model")
-            self._base_optimizer.state[parameter][name] = value.clone()
+            if name == MASTER:
+                parameter.data.copy_(value)
+            else:
+                self._base_optimizer.state[parameter][name] = value.clone()
         self.steps_taken = steps_taken
 
     def _optimised(self) -> list[torch.Tensor]:
