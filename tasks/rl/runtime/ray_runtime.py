@@ -10,8 +10,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import ray
-
 from configs.schema import PipelineConfig
 from configs.schema.rl import RayRuntime
 from tasks.environments.row import Row
@@ -52,6 +50,9 @@ class RayDriver:
     async def start(self) -> None:
         """Start or join Ray, then both sides at once."""
         settings = self._settings
+        _ask_for_token(settings)
+        import ray  # after the token: Ray reads its mode once, at import
+
         _connect(settings, cpus=settings.rollout_workers + 1)
         snapshot, sha256, rows = self._arguments
         environment = {name: os.environ[name] for name in ACTOR_ENVIRONMENT if name in os.environ}
@@ -119,16 +120,25 @@ class RayDriver:
 
     async def stop(self) -> None:
         """End the actors, and Ray where it was started here."""
+        import ray
+
         ray.shutdown()
 
 
+def _ask_for_token(settings: RayRuntime) -> None:
+    """Have a Ray started here refuse whoever does not know this run's token."""
+    if settings.address is None:
+        os.environ.setdefault("RAY_AUTH_MODE", "token")
+        os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+
+
 def _connect(settings: RayRuntime, cpus: int) -> None:
+    import ray
+
     if settings.address is not None:
         ray.init(address=settings.address, log_to_driver=False)
         return
-    os.environ.setdefault("RAY_AUTH_MODE", "token")
-    os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     ray.init(
         num_cpus=cpus,
         include_dashboard=False,
