@@ -76,7 +76,7 @@ def run_and_show(options: RunOptions) -> None:
     if not DEBUG.get():
         os.environ.setdefault("PREFECT_LOGGING_LEVEL", "CRITICAL")  # the picture says it all
 
-    from flows.pipeline import run_pipeline
+    from flows.launch import run_pipeline
 
     with RunView(out) as view:
         summary_path = run_pipeline(
