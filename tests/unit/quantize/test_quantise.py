@@ -182,7 +182,7 @@ def test_an_unknown_override_type_lists_the_known(gguf, tmp_path):
 
 
 def test_a_matrix_of_another_model_is_refused(gguf, small, tmp_path):
-    with pytest.raises(ImatrixError, match="96 columns for .* and the model 256"):
+    with pytest.raises(ImatrixError, match=r"96 columns for .* and the model 256"):
         quantise(gguf, tmp_path / "q.gguf", "Q4_K_M", small[1])
     partial = tmp_path / "partial.gguf"
     matrix = ImportanceMatrix({"blk.0.attn_q.weight": np.ones(256)}, {"blk.0.attn_q.weight": 1}, 1)
@@ -195,7 +195,7 @@ def test_a_file_that_is_no_gguf_fails_with_llama_cpps_words(tmp_path):
     (tmp_path / "x.gguf").write_bytes(b"not a model")
     out = tmp_path / "q.gguf"
     out.write_bytes(b"the old one")
-    with pytest.raises(QuantisationError, match="could not quantise x.gguf"):
+    with pytest.raises(QuantisationError, match=r"could not quantise x.gguf"):
         quantise(tmp_path / "x.gguf", out, "Q8_0")
     assert out.read_bytes() == b"the old one"
     assert sorted(p.name for p in tmp_path.iterdir()) == ["q.gguf", "x.gguf"]

@@ -66,7 +66,7 @@ def config(**changes):
 
 
 def answers(gguf: Path, n: int) -> np.ndarray:
-    """Whether the model's next token after a fixed prompt is even: real, and depends on the file."""
+    """Whether the next token after a fixed prompt is even: it depends on the file."""
     prompts = [[3 + i, 40 + i, 9] for i in range(n)]
     with LlamaCppEngine(gguf, n_ctx_per_seq=32, parallel_sequences=8) as engine:
         return np.array([row[-1].argmax() % 2 == 0 for row in engine.logits(prompts)], float)

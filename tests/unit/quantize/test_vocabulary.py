@@ -58,7 +58,7 @@ def test_the_wrong_pre_tokenizer_is_noticed(tmp_path, monkeypatch):
     steps = (f"split {vocabulary._QWEN2}", "bytes")
     monkeypatch.setitem(vocabulary.PRE_TOKENIZERS, (steps, False), "gpt-2")
     folder = save(make_model("qwen3"), make_tokenizer(), tmp_path / "hf")
-    with pytest.raises(ConversionCheckError, match="tokenises .* the HF tokenizer as"):
+    with pytest.raises(ConversionCheckError, match=r"tokenises .* the HF tokenizer as"):
         convert(folder, tmp_path / "x.gguf")
     assert not (tmp_path / "x.gguf").exists()
 
@@ -66,7 +66,7 @@ def test_the_wrong_pre_tokenizer_is_noticed(tmp_path, monkeypatch):
 def test_token_types_that_make_specials_text_are_noticed(tmp_path, monkeypatch):
     monkeypatch.setattr(vocabulary, "CONTROL", vocabulary.NORMAL)
     folder = save(make_model("qwen3"), make_tokenizer(), tmp_path / "hf")
-    with pytest.raises(ConversionCheckError, match="im_start|pad"):
+    with pytest.raises(ConversionCheckError, match=r"im_start|pad"):
         convert(folder, tmp_path / "x.gguf")
 
 

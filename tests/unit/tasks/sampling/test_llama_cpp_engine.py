@@ -246,7 +246,7 @@ def test_no_file_and_a_broken_file(tmp_path, gguf):
     with pytest.raises(GgufLoadError, match="no GGUF file at"):
         LlamaCppEngine(tmp_path / "x.gguf", n_ctx_per_seq=8)
     (tmp_path / "x.gguf").write_bytes(gguf.read_bytes()[:5000])
-    with pytest.raises(GgufLoadError, match="cannot open .*error"):
+    with pytest.raises(GgufLoadError, match=r"cannot open .*error"):
         LlamaCppEngine(tmp_path / "x.gguf", n_ctx_per_seq=8)
 
 
