@@ -1,4 +1,4 @@
-"""One renderer: what SFT learns, what an episode builds and what the template writes are the same."""
+"""What SFT learns, what an episode builds and what the template writes are the same ids."""
 
 import pytest
 from hypothesis import given, settings
@@ -46,7 +46,7 @@ def test_supervised_ids_are_those_of_the_whole_rendered_conversation(tiny_tokeni
 
 
 def test_supervised_is_what_an_episode_builds(tiny_renderer):
-    said = [tiny_renderer.encode(text) + [tiny_renderer.end_of_turn_id] for text in (CALL, "7")]
+    said = [[*tiny_renderer.encode(text), tiny_renderer.end_of_turn_id] for text in (CALL, "7")]
     prompt = tiny_renderer.prompt_ids(TOOL_TALK[:1])
     observed = tiny_renderer.observation_ids(TOOL_TALK[:2], TOOL_TALK[2:3])
     ids, mask = tiny_renderer.supervised(TOOL_TALK)
