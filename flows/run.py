@@ -28,7 +28,7 @@ from tasks.artifacts.store import StageFolder, Verdict
 from tasks.cache_keys import StageKey, explain, remember, stage_key
 from tasks.events import Event, Listener, ignore
 from tasks.process_tree import PeakSampler
-from tasks.run_context import RunContext, StageOutcome, entered
+from tasks.run_context import RunContext, StageOutcome, StageStatus, entered
 from tasks.stages import STAGES
 from tasks.tracking.operations import RunStatus, create_run, end_run, log_file, log_params, set_tags
 from tasks.tracking.reconcile import close_orphans
@@ -102,7 +102,7 @@ class Run:
             verdict = self._look(folder, key)
             record = self._call(task, folder, inputs, reuse=verdict.finished is not None)
         except BaseException as error:
-            status = "failed" if isinstance(error, Exception) else "cancelled"
+            status: StageStatus = "failed" if isinstance(error, Exception) else "cancelled"
             wall_s = time.monotonic() - start_s
             context.outcomes[name] = StageOutcome(name, status, False, wall_s, error=str(error))
             context.tell(Event("stage_failed", name, str(error)))

@@ -40,7 +40,7 @@ def become_subreaper() -> None:
 def descendants(pid: int) -> list[psutil.Process]:
     """Every living descendant of `pid`."""
     try:
-        return psutil.Process(pid).children(recursive=True)
+        return list(psutil.Process(pid).children(recursive=True))
     except psutil.NoSuchProcess:
         return []
 

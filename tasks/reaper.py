@@ -33,7 +33,7 @@ class _Stop:
 
 def _reap() -> dict[int, int]:
     """Collect every child that has ended: pid and exit code (negative: the signal)."""
-    ended = {}
+    ended: dict[int, int] = {}
     while True:
         try:
             pid, status = os.waitpid(-1, os.WNOHANG)

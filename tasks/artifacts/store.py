@@ -130,7 +130,7 @@ class StageFolder:
     def _holds(self, name: str, facts: dict[str, Any]) -> bool:
         path = self.path / name
         try:
-            return path.stat().st_size == facts["size"] and hash_file(path) == facts["sha256"]
+            return bool(path.stat().st_size == facts["size"]) and hash_file(path) == facts["sha256"]
         except OSError:
             return False
 

@@ -18,7 +18,7 @@ def owner_lives(tags: dict[str, str]) -> bool:
         return True
     try:
         started = psutil.Process(int(tags["owner.pid"])).create_time()
-        return abs(started - float(tags["owner.started"])) < _START_TOLERANCE_S
+        return bool(abs(started - float(tags["owner.started"])) < _START_TOLERANCE_S)
     except (psutil.NoSuchProcess, KeyError, ValueError):
         return False
 
