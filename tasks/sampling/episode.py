@@ -47,6 +47,8 @@ class _Episode:
     tool_calls: int = 0
     tool_errors: int = 0
     done: bool = False
+    outgrown: bool = False
+    """The context has no room for the answer of a tool."""
 
     def observe(self, ids: Sequence[int]) -> None:
         """Append tokens the policy did not sample."""
@@ -66,8 +68,8 @@ class _Episode:
 
     @property
     def truncated(self) -> bool:
-        """Whether the last turn was cut off."""
-        return self.turns[-1].stop_reason is not StopReason.END_OF_TURN
+        """Whether the last turn was cut off, or the context was full before the next one."""
+        return self.outgrown or self.turns[-1].stop_reason is not StopReason.END_OF_TURN
 
 
 def turn_seed(seed: int, turn: int) -> int:
@@ -109,7 +111,7 @@ def run_episodes(
         ]
         last = turn == max_turns - 1
         for episode, completion in zip(playing, engine.generate(requests), strict=True):
-            _advance(episode, completion, renderer, tools, last=last)
+            _advance(episode, completion, renderer, tools, engine.max_length, last=last)
     return [_rollout(e, params.temperature) for e in episodes]
 
 
@@ -118,6 +120,7 @@ def _advance(
     completion: Completion,
     renderer: PromptRenderer,
     tools: Mapping[str, Tool],
+    max_length: int,
     *,
     last: bool,
 ) -> None:
@@ -139,7 +142,11 @@ def _advance(
         episode.done = True
         return
     message = {"role": "tool", "content": observation}
-    episode.observe(renderer.observation_ids(episode.messages, [message]))
+    observed = renderer.observation_ids(episode.messages, [message])
+    if len(episode.token_ids) + len(observed) >= max_length:
+        episode.done = episode.outgrown = True
+        return
+    episode.observe(observed)
     episode.messages.append(message)
 
 

@@ -56,6 +56,11 @@ class LlamaCppEngine:
         """The version the file was made from."""
         return self._version
 
+    @property
+    def max_length(self) -> int:
+        """Tokens one sequence may have, prompt included."""
+        return self.context.n_ctx_per_seq
+
     def load_policy(self, weights: Path, version: PolicyVersion) -> NoReturn:
         """A GGUF file is fixed: open another engine on the new file instead."""
         raise FixedPolicyError(

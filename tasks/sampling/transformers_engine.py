@@ -51,6 +51,11 @@ class TransformersEngine:
         """The version that samples now."""
         return self._version
 
+    @property
+    def max_length(self) -> int:
+        """Tokens one sequence may have, prompt included."""
+        return self._max_length
+
     def load_policy(self, weights: Path, version: PolicyVersion) -> str:
         """Take published weights; the hash is taken over the model's memory, not the file."""
         load_trainable(self.model, load_file(weights))
@@ -128,12 +133,9 @@ class _Batch:
         self.budget = [
             min(r.params.max_new_tokens, max_length - len(r.prompt_ids)) for r in requests
         ]
-        self.uniforms = np.stack(
-            [
-                np.random.default_rng(r.seed).random(max(r.params.max_new_tokens, 1))
-                for r in requests
-            ]
-        )
+        most = max(1, *(r.params.max_new_tokens for r in requests))
+        # However much is drawn of a stream, it begins the same: rows may ask for other lengths.
+        self.uniforms = np.stack([np.random.default_rng(r.seed).random(most) for r in requests])
         self.tokens: list[list[int]] = [[] for _ in requests]
         self.logprobs: list[list[float]] = [[] for _ in requests]
         self.stops: list[StopReason | None] = [

@@ -64,6 +64,11 @@ class RolloutEngine(Protocol):
         """The version that samples now."""
         ...
 
+    @property
+    def max_length(self) -> int:
+        """Tokens one sequence may have, prompt included."""
+        ...
+
     def generate(self, requests: Sequence[GenerateRequest]) -> list[Completion]:
         """Sample one turn for each request, in the order asked."""
         ...

@@ -21,6 +21,7 @@ class ScriptedEngine:
     """A `RolloutEngine` that answers with `reply(prompt text, seed) -> (text, cut off)`."""
 
     policy_version = PolicyVersion(0, 0)
+    max_length = 512
 
     def __init__(
         self, renderer: PromptRenderer, reply: Callable[[str, int], tuple[str, bool]]
