@@ -75,40 +75,27 @@ def run(
     _gate_f16(f16_parity, config)
     steps.next("importance matrix from the policy's rollouts")
     imatrix = out_dir / "imatrix.gguf"
-    write_imatrix(
-        collect(policy_dir, [r.token_ids for r in imatrix_set]), imatrix, "policy rollouts"
-    )
-    reports: dict[QuantType, QuantReport] = {}
-    for quant_type in config.types:
-        steps.next(f"quantise to {quant_type}")
-        reports[quant_type] = quantise(
-            conversion.path, out_dir / f"{quant_type}.gguf", quant_type, imatrix, threads=threads
-        )
+    matrix = collect(policy_dir, [r.token_ids for r in imatrix_set])
+    write_imatrix(matrix, imatrix, "policy rollouts")
+    reports = _quantise_all(config.types, conversion.path, imatrix, steps, threads)
     paths = {quant_type: quant.path for quant_type, quant in reports.items()}
     parities = _f16_against(conversion.path, paths, parity_set, threads)
 
-    steps.next("answer held-out problems with F16")
-    answers = {F16: _answer(answer_greedily, conversion.path, config.accuracy_problems)}
-    for quant_type in config.types:
-        steps.next(f"answer held-out problems with {quant_type}")
-        quant_path = reports[quant_type].path
-        answers[quant_type] = _answer(answer_greedily, quant_path, config.accuracy_problems)
+    answers: dict[str, np.ndarray] = {}
+    for name in (F16, *config.types):
+        steps.next(f"answer held-out problems with {name}")
+        answers[name] = _answer(answer_greedily, out_dir / f"{name}.gguf", config.accuracy_problems)
     steps.next("answer held-out problems with the snapshot")
     snapshot = _snapshot_answers(inputs, out_dir, answer_greedily, config.accuracy_problems)
 
     variants = {F16: _f16_entry(conversion, f16_parity, answers[F16])}
-    deltas: dict[str, Interval] = {}
     for quant_type in config.types:
-        deltas[quant_type] = _paired(answers[quant_type], answers[F16])
         variants[quant_type] = _entry(
-            config, quant_type, reports[quant_type], parities[quant_type], answers, deltas
+            config, quant_type, reports[quant_type], parities[quant_type], answers
         )
-    rl_delta = None if snapshot is None else _paired(answers[F16], snapshot)
     summary = {
         "quant": variants,
-        "attribution": attribution(rl_delta, deltas),
-        "rl_accuracy_delta": None if rl_delta is None else _interval(rl_delta),
-        "snapshot_accuracy": None if snapshot is None else float(snapshot.mean()),
+        **_attributed(answers, snapshot),
         "conversion": _conversion(conversion, out_dir),
         "imatrix": {"rollouts": len(imatrix_set), "sha256": hash_file(imatrix)},
         "parity_rollouts": len(parity_set),
@@ -135,6 +122,18 @@ class _Steps:
     def finish(self) -> None:
         """Say that all is done."""
         self._report.progress(self._total, self._total, "done")
+
+
+def _quantise_all(
+    types: Sequence[QuantType], f16: Path, imatrix: Path, steps: _Steps, threads: int
+) -> dict[QuantType, QuantReport]:
+    """Every quantisation, beside the F16 file."""
+    reports: dict[QuantType, QuantReport] = {}
+    for quant_type in types:
+        steps.next(f"quantise to {quant_type}")
+        out = f16.with_name(f"{quant_type}.gguf")
+        reports[quant_type] = quantise(f16, out, quant_type, imatrix, threads=threads)
+    return reports
 
 
 def _gate_f16(parity: Parity, config: QuantizeConfig) -> None:
@@ -239,6 +238,17 @@ def _paired(a: np.ndarray, b: np.ndarray) -> Interval:
     return paired_bootstrap(a, b, resamples=RESAMPLES, seed=0)
 
 
+def _attributed(answers: Mapping[str, np.ndarray], snapshot: np.ndarray | None) -> dict[str, Any]:
+    """What RL did to accuracy, and the sentence that lays a loss at RL's or quantisation's door."""
+    rl_delta = None if snapshot is None else _paired(answers[F16], snapshot)
+    deltas = {name: _paired(a, answers[F16]) for name, a in answers.items() if name != F16}
+    return {
+        "attribution": attribution(rl_delta, deltas),
+        "rl_accuracy_delta": None if rl_delta is None else _interval(rl_delta),
+        "snapshot_accuracy": None if snapshot is None else float(snapshot.mean()),
+    }
+
+
 def _interval(interval: Interval) -> dict[str, Any]:
     return {"value": interval.value, "ci95": [interval.low, interval.high]}
 
@@ -278,9 +288,8 @@ def _entry(
     quant: QuantReport,
     parity: Parity,
     answers: Mapping[str, np.ndarray],
-    deltas: Mapping[str, Interval],
 ) -> dict[str, Any]:
-    delta = deltas[quant_type]
+    delta = _paired(answers[quant_type], answers[F16])
     judged = verdict(parity, delta, config.gates[quant_type])
     return {
         **_file(quant),

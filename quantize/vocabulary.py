@@ -63,8 +63,8 @@ class Vocabulary:
 def load_tokenizer(model_dir: Path) -> "PreTrainedTokenizerBase":
     """The tokenizer in an HF folder exactly as tokenizer.json says, never asked of a hub.
 
-    AutoTokenizer would put Qwen2's own class in its place wherever config.json says qwen2 or qwen3,
-    and with it another normaliser, another pre-tokenizer and an added `<|endoftext|>`.
+    AutoTokenizer puts Qwen2's own class in its place wherever config.json says qwen2, and with it
+    a normaliser, a pre-tokenizer and an added `<|endoftext|>` that the file may not have.
     """
     from transformers import PreTrainedTokenizerFast
 
