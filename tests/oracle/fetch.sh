@@ -7,7 +7,7 @@ target=${1:-.cache/llama_cpp_source}
 source="$target/llama_cpp_python-$version/vendor/llama.cpp"
 if [ ! -f "$source/convert_hf_to_gguf.py" ]; then
     mkdir -p "$target"
-    python -m pip download --quiet --no-deps --no-binary llama-cpp-python \
+    "${PYTHON:-python}" -m pip download --quiet --no-deps --no-binary llama-cpp-python \
         --dest "$target" "llama-cpp-python==$version" >&2
     tar -xzf "$target/llama_cpp_python-$version.tar.gz" -C "$target"
 fi
