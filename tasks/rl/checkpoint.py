@@ -1,7 +1,8 @@
 """One checkpoint per cycle: both sides' state in a folder that appears whole or not at all.
 
 Safetensors and JSON only. The manifest, written last, names every file's hash, the learner's
-tensors, the config and the snapshot it belongs to; all are verified before anything is loaded.
+tensors, the config and the snapshot it belongs to, and its own hash; all are verified before
+anything is loaded.
 """
 
 import json
@@ -12,11 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tasks.artifacts.atomic import fsync_folder, write_json
-from tasks.artifacts.content_hash import hash_file
+from tasks.artifacts.atomic import dump_json, fsync_folder, write_json
+from tasks.artifacts.content_hash import hash_file, hash_json
 from tasks.rl.errors import CheckpointMismatchError
 
 MANIFEST = "manifest.json"
+ATTEMPTS = "attempts.json"
 KEEP = 2
 
 
@@ -41,6 +43,13 @@ class Checkpoints:
         self._root = root
         self._identity = dict(identity)
 
+    def begin_attempt(self) -> int:
+        """A number no attempt had before, those killed before their first checkpoint included."""
+        path = self._root / ATTEMPTS
+        started = int(json.loads(path.read_text())["started"]) if path.exists() else 0
+        write_json(path, {"started": started + 1})
+        return started
+
     async def write(
         self,
         step: int,
@@ -55,17 +64,16 @@ class Checkpoints:
         temporary.mkdir(parents=True)
         learner = await save_learner(temporary)
         files = {p.name: hash_file(p) for p in sorted(temporary.iterdir())}
-        write_json(
-            temporary / MANIFEST,
-            {
-                "step": step,
-                "attempt": attempt,
-                "identity": self._identity,
-                "learner": learner,
-                "files": files,
-                "loop": dict(loop),
-            },
-        )
+        manifest = {
+            "step": step,
+            "attempt": attempt,
+            "identity": self._identity,
+            "learner": learner,
+            "files": files,
+            "loop": dict(loop),
+        }
+        sha256 = hash_json(json.loads(dump_json(manifest)))  # as a reader will have it
+        write_json(temporary / MANIFEST, {**manifest, "sha256": sha256})
         shutil.rmtree(final, ignore_errors=True)
         os.replace(temporary, final)
         fsync_folder(self._root)
@@ -81,11 +89,13 @@ class Checkpoints:
         """
         damaged = []
         for folder in reversed(self._finished()):
-            manifest = json.loads((folder / MANIFEST).read_text())
+            manifest = _manifest(folder / MANIFEST)
+            if manifest is None:
+                damaged.append(f"{folder.name} ({MANIFEST})")
+                continue
             if manifest["identity"] != self._identity:
-                different = sorted(
-                    k for k, v in self._identity.items() if manifest["identity"].get(k) != v
-                )
+                theirs = manifest["identity"].items()
+                different = sorted({k for k, _ in theirs ^ self._identity.items()})
                 raise CheckpointMismatchError(
                     f"{folder} belongs to another run: {', '.join(different)} differ; move the "
                     "folder away to start RL anew"
@@ -112,4 +122,14 @@ class Checkpoints:
         return None
 
     def _finished(self) -> list[Path]:
-        return sorted(p.parent for p in self._root.glob(f"step-*/{MANIFEST}"))
+        return sorted(self._root.glob("step-*"))
+
+
+def _manifest(path: Path) -> dict[str, Any] | None:
+    """The manifest, or None where it is not as it was written."""
+    try:
+        manifest = dict(json.loads(path.read_bytes()))
+        sha256 = manifest.pop("sha256", None)
+        return manifest if sha256 == hash_json(manifest) else None
+    except (FileNotFoundError, TypeError, ValueError):
+        return None

@@ -136,7 +136,8 @@ class AsyncLoop:
                     await self._publish()
             self.state.learner_version = report.learner_version
             await self._training(0)
-            if self.state.learner_version % self._config.checkpoint_every == 0:
+            due = self.state.learner_version % self._config.checkpoint_every == 0
+            if due and not report.skipped:  # this step's checkpoint is never written twice
                 with clock.state(SlotState.CHECKPOINT):
                     await self._checkpoint()
             self._tell(metrics)

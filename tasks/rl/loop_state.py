@@ -52,7 +52,7 @@ class LoopState:
         """Go on from a checkpoint as a new attempt. Samples of the dead attempt are gone; their
         prompts are dispatched again."""
         state: Mapping[str, Any] = saved.loop
-        self.attempt = saved.attempt + 1
+        self.attempt = max(self.attempt, saved.attempt + 1)
         self.learner_version = saved.step
         self.queue.load_state(state["queue"])
         self.interval.load_state(state["interval"])

@@ -51,6 +51,7 @@ async def _run(
         },
     )
     saved = checkpoints.latest()
+    state.attempt = checkpoints.begin_attempt()
     if saved is not None:
         state.resume(saved)
         report.drop_metrics_after(saved.step)
