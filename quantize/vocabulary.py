@@ -61,19 +61,19 @@ class Vocabulary:
 
 
 def load_tokenizer(model_dir: Path) -> "PreTrainedTokenizerBase":
-    """The tokenizer in an HF folder exactly as tokenizer.json says, never asked of a hub.
+    """The tokenizer in an HF folder, never asked of a hub.
 
-    AutoTokenizer puts Qwen2's own class in its place wherever config.json says qwen2, and with it
-    a normaliser, a pre-tokenizer and an added `<|endoftext|>` that the file may not have.
+    Raises:
+        UnsupportedTokenizerError: there is no tokenizer.json to convert.
     """
-    from transformers import PreTrainedTokenizerFast
+    from tasks.models.load import load_tokenizer as load_as_trained
 
     if not (model_dir / "tokenizer.json").is_file():
         raise UnsupportedTokenizerError(
             f"{model_dir} holds no tokenizer.json; SentencePiece and slow tokenizers cannot be "
             "converted; save the tokenizer with save_pretrained of a fast one"
         )
-    return PreTrainedTokenizerFast.from_pretrained(str(model_dir), local_files_only=True)
+    return load_as_trained(model_dir)
 
 
 def read_vocabulary(

@@ -143,12 +143,12 @@ def _check(config: PackageConfig, facts: BundleFacts) -> None:
 
 
 def _renderer(policy: Path, facts: BundleFacts) -> PromptRenderer:
-    from transformers import AutoTokenizer
+    from tasks.models.load import load_tokenizer
 
     if not (policy / "tokenizer_config.json").is_file():
         raise MissingInputError(f"{policy} holds no tokenizer; run the rl stage again")
     try:
-        tokenizer = AutoTokenizer.from_pretrained(policy, local_files_only=True)
+        tokenizer = load_tokenizer(policy)
     except (OSError, ValueError) as error:
         raise MissingInputError(f"cannot load the tokenizer in {policy}: {error}") from error
     return PromptRenderer(tokenizer, facts.system_prompt)

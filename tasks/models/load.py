@@ -8,7 +8,12 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+)
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from tasks.artifacts.atomic import fsync_folder
@@ -24,7 +29,14 @@ class ModelNotFoundError(ModelError, FileNotFoundError):
 
 
 def load_tokenizer(path: Path | str, revision: str | None = None) -> PreTrainedTokenizerBase:
-    """The tokenizer saved beside a model."""
+    """The tokenizer beside a model, exactly as its tokenizer.json says.
+
+    AutoTokenizer puts Qwen2's own class in its place wherever config.json says qwen2, and with it
+    a normaliser, a pre-tokenizer and an added `<|endoftext|>` that the file may not have; so it is
+    asked only for a public id, or a folder without tokenizer.json.
+    """
+    if (Path(path) / "tokenizer.json").is_file():
+        return PreTrainedTokenizerFast.from_pretrained(str(path), local_files_only=True)
     return AutoTokenizer.from_pretrained(str(path), revision=revision)
 
 
