@@ -58,6 +58,10 @@ class ResolvedConfig:
     """Dotted key → file and line, or override; keys not here have their default."""
 
 
+SEEDED = ("data", "sft", "rl")
+"""Stages with a seed that follows the run's."""
+
+
 def load_config(path_or_profile: str | Path, overrides: Overrides = ()) -> PipelineConfig:
     """The config of a file or of a profile's name, overrides applied.
 
@@ -80,6 +84,7 @@ def resolve_config(path_or_profile: str | Path, overrides: Overrides = ()) -> Re
     merge = _Merge()
     _add_file(merge, path)
     _add_overrides(merge, overrides)
+    _hand_down_seed(merge)
     try:
         text = json.dumps(merge.data)
         config = PipelineConfig.model_validate_json(text, strict=True)
@@ -158,6 +163,14 @@ def _add_overrides(merge: "_Merge", overrides: Overrides) -> None:
         for name in reversed(path):
             nested = {name: nested}
         merge.add(nested, {path: place})
+
+
+def _hand_down_seed(merge: "_Merge") -> None:
+    """Give the run's seed to every stage that nobody gave one of its own."""
+    seed = merge.data.get("seed")
+    for block in SEEDED if isinstance(seed, int) else ():
+        if isinstance(merge.data.get(block), dict) and (block, "seed") not in merge.places:
+            merge.data[block]["seed"] = seed
 
 
 def _mapped(key: str, value: Any) -> tuple[KeyPath, Any, Place]:

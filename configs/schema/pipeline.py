@@ -27,6 +27,8 @@ class Requirements(Config):
 class PipelineConfig(Config):
     """One run, prompts to bundle."""
 
+    seed: int = 0
+    """Seed of the run; loading hands it to `data.seed`, `sft.seed` and `rl.seed` unless set."""
     profile: str = Field("calculator", pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")
     system_prompt: str | None = None
     """Put before every conversation, in training and on the device alike."""
