@@ -60,7 +60,8 @@ class PolicyModule(torch.nn.Module):
         scores = score_tokens(logits_N_V, token_ids_B_T[:, 1:][wanted], temperature_B[rows])
         values = None
         if self.value_head is not None:
-            values = self.value_head(hidden_B_T_H.float()).squeeze(-1)
+            head = self.value_head  # in bfloat16 where DeepSpeed trains in it
+            values = head(hidden_B_T_H.to(head.weight.dtype)).squeeze(-1).float()
         return PolicyScores(
             _place(scores.logprobs_N, wanted), _place(scores.entropy_N, wanted), values
         )

@@ -41,7 +41,8 @@ def attach(model: PreTrainedModel, trainable: Lora | FullWeights, seed: int) -> 
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return get_peft_model(model, config)
+        # In the model's own dtype, as DeepSpeed trains it: the sampler's copy must hash the same.
+        return get_peft_model(model, config, autocast_adapter_dtype=False)
 
 
 def trainable_tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:

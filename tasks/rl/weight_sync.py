@@ -24,8 +24,8 @@ from tasks.sampling.types import PolicyVersion
 
 MARKER = "STABLE.json"
 WEIGHTS = "weights.safetensors"
-FIRST_SYNC_TOLERANCE = 0.05
-"""Nats per token, where there is no earlier version to compare with."""
+TOLERANCE = 0.05
+"""Nats per token, root mean square: further off, engine and learner compute different models."""
 
 
 @dataclass(frozen=True)
@@ -96,8 +96,8 @@ def prove(receipt: Receipt, read_back_sha256: str, scores: Sequence[Sequence[flo
     """Check an engine's read-back hash and canary scores against a publish.
 
     Raises:
-        SyncProofError: another hash, scores that are not finite or too few, or scores nearer to
-            the weights before.
+        SyncProofError: another hash, scores that are not finite or too few, far from the new
+            weights, or nearer to the weights before.
     """
     name = f"publish {receipt.version.attempt}/{receipt.version.step}"
     if read_back_sha256 != receipt.sha256:
@@ -112,13 +112,13 @@ def prove(receipt: Receipt, read_back_sha256: str, scores: Sequence[Sequence[flo
             f"{len(receipt.canary.logprobs)} finite ones were expected"
         )
     distance = _rms(flat, receipt.canary.logprobs)
+    if distance > TOLERANCE:
+        raise SyncProofError(
+            f"{name}: canary scores are {distance:.4f} nats off, expected at most {TOLERANCE}; "
+            "engine and learner do not compute the same model"
+        )
     previous = receipt.canary.previous_logprobs
     if previous is None or tuple(previous) == tuple(receipt.canary.logprobs):
-        if distance > FIRST_SYNC_TOLERANCE:
-            raise SyncProofError(
-                f"{name}: canary scores are {distance:.4f} nats off, expected at most "
-                f"{FIRST_SYNC_TOLERANCE}; engine and learner do not compute the same model"
-            )
         return SyncProof(receipt.version, distance, None)
     previous_distance = _rms(flat, previous)
     if not distance < previous_distance:
