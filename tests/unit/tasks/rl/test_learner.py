@@ -1,0 +1,306 @@
+"""One real optimiser step after another: gradients, reference, value head, KL, and going on."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+from tasks.artifacts import hash_tensors
+from tasks.models.errors import NonFiniteStepError
+from tasks.models.load import hash_model, load_model
+from tasks.models.trainable import trainable_tensors
+from tasks.rl.batch import train_batches, without_credit
+from tasks.rl.errors import ReferenceMismatchError
+from tasks.rl.learner import Learner
+from tasks.rl.prompt_queue import PromptQueue
+from tasks.rl.rollout_worker import RolloutWorker
+from tasks.rl.types import Group
+
+FULL = {"type": "full"}
+TURNS = {"type": "turn_gae"}
+
+
+@pytest.fixture
+def learner_of(tiny_config, tiny_snapshot, tiny_data):
+    def build(**rl) -> Learner:
+        rl = {"optimiser": {"lr": 1e-2, "warmup_steps": 0, "grad_clip": 1e6}} | rl
+        config = tiny_config(rl=rl)
+        return Learner(config, tiny_snapshot.folder, tiny_snapshot.sha256, tiny_data.rows)
+
+    return build
+
+
+@pytest.fixture(scope="module")
+def groups(tiny_config, tiny_snapshot, tiny_data) -> list[Group]:
+    """Six groups of four real samples of the snapshot, every other one rewarded."""
+    return played(RolloutWorker(tiny_config(), tiny_snapshot.folder, tiny_data.rows), tiny_data)
+
+
+def played(worker, data, temperature: float = 1.0, seed: int = 0) -> list[Group]:
+    queue = PromptQueue([row.id for row in data.rows], seed)
+    graded = worker.grade(worker.play(queue.take(6), 4, temperature).rollouts)
+    return [
+        Group(
+            g.group_id,
+            g.row_id,
+            tuple(
+                replace(r, reward=float(i % 2), outcome=float(i % 2),
+                        turn_rewards=(0.0,) * (len(r.rollout.turns) - 1) + (float(i % 2),))
+                for i, r in enumerate(g.rollouts)
+            ),
+        )
+        for g in graded
+    ]  # fmt: skip
+
+
+def weights(learner: Learner) -> str:
+    return hash_tensors(trainable_tensors(learner._module.model))
+
+
+def references(learner: Learner, groups) -> torch.Tensor:
+    (batch,) = train_batches(without_credit(groups, with_values=False), 10**6)
+    return learner.reference_logprobs(batch)
+
+
+@pytest.mark.parametrize("aggregation", ["token_mean", "constant"])
+@pytest.mark.parametrize(
+    "kind", [{}, {"credit": TURNS}, {"trainable": FULL}, {"kl": {"placement": "reward"}}]
+)
+def test_a03_micro_batches_give_the_gradient_of_the_whole_batch(
+    learner_of, groups, kind, aggregation
+):
+    moments = []
+    for budget in (10**6, 64):
+        learner = learner_of(
+            deepspeed={"micro_batch_tokens": budget}, loss={"aggregation": aggregation}, **kind
+        )
+        learner.train(groups, 0.5)  # move away from the reference, so that KL has a gradient too
+        moments.append({})
+        learner.train(groups, 0.5)
+        for name, tensor in learner._engine.state_tensors().items():
+            if name.endswith("exp_avg"):
+                moments[-1][name] = tensor
+    for name, whole in moments[0].items():
+        difference = (moments[1][name] - whole).norm() / whole.norm()
+        assert difference <= 1e-4, name
+        assert whole.norm() > 0
+
+
+@pytest.mark.parametrize("budget", [200, 64, 1])
+def test_a03_one_step_from_the_same_weights_agrees_to_a_hundred_thousandth(
+    learner_of, groups, budget
+):
+    whole, cut = (learner_of(deepspeed={"micro_batch_tokens": b}) for b in (10**6, budget))
+    norms = [learner.train(groups, 0.0).metrics["grad_norm"] for learner in (whole, cut)]
+    assert norms[0] == pytest.approx(norms[1], rel=1e-5) and norms[0] > 1e-3
+    one, other = whole._engine.state_tensors(), cut._engine.state_tensors()
+    for name in (n for n in one if n.endswith("exp_avg") and one[n].any()):
+        assert (one[name] - other[name]).norm() <= 1e-5 * one[name].norm(), name
+
+
+@pytest.mark.parametrize("kind", [{}, {"trainable": FULL}, {"credit": TURNS}])
+@pytest.mark.parametrize("temperature", [0.7, 1.0])
+def test_a05_a06_at_step_0_ratio_is_1_and_kl_is_0(
+    learner_of, tiny_config, tiny_snapshot, tiny_data, kind, temperature
+):
+    worker = RolloutWorker(tiny_config(), tiny_snapshot.folder, tiny_data.rows)
+    batch = played(worker, tiny_data, temperature)
+    report = learner_of(**kind).train(batch, 0.1)
+    assert report.metrics["log_ratio_abs_max"] <= 1e-5
+    assert report.metrics["ratio_mean"] == pytest.approx(1.0, abs=1e-5)
+    assert abs(report.metrics["kl_k1_mean"]) <= 1e-6 and report.metrics["kl_k3_mean"] <= 1e-6
+    assert report.metrics["ess_share"] == pytest.approx(1.0, abs=1e-5)
+    assert (report.learner_version, report.skipped) == (1, False)
+
+
+@pytest.mark.parametrize("trainable", [None, FULL])
+def test_a05_the_reference_does_not_move_with_the_policy(learner_of, groups, trainable):
+    learner = learner_of(**({"trainable": trainable} if trainable else {}))
+    before, start = references(learner, groups), weights(learner)
+    for _ in range(3):
+        learner.train(groups, 0.01)
+    assert torch.equal(references(learner, groups), before)
+    assert weights(learner) != start
+    report = learner.train(groups, 0.01)
+    assert report.metrics["kl_k3_mean"] > 1e-4  # and KL sees that
+
+
+def test_full_weights_keep_a_frozen_copy_and_adapters_do_not(learner_of):
+    full, lora = learner_of(trainable=FULL), learner_of()
+    assert lora._frozen is None
+    assert not any(p.requires_grad for p in full._frozen.parameters())
+    own = {p.data_ptr() for p in full._module.parameters()}
+    assert not own & {p.data_ptr() for p in full._frozen.parameters()}
+
+
+def test_a_snapshot_other_than_recorded_is_refused(tiny_config, tiny_snapshot, tiny_data):
+    with pytest.raises(ReferenceMismatchError, match=r"recorded was ffffffffffff.*--force sft"):
+        Learner(tiny_config(), tiny_snapshot.folder, "f" * 64, tiny_data.rows)
+
+
+def test_learning_raises_what_was_rewarded(learner_of, groups):
+    learner = learner_of()
+    (batch,) = train_batches(without_credit(groups, with_values=False), 10**6)
+    arguments = (batch.token_ids_B_T, batch.valid_B_T, batch.action_mask_B_T, batch.temperature_B)
+
+    def margin() -> float:
+        with torch.no_grad():
+            totals = learner._module(*arguments).logprobs_B_T.sum(1)
+        wins = torch.tensor([r.reward == 1 for g in groups for r in g.rollouts])
+        return float(totals[wins].mean() - totals[~wins].mean())
+
+    before = margin()
+    for _ in range(5):
+        learner.train(groups, 0.0)
+    assert margin() > before + 0.1
+
+
+def test_turn_credit_trains_the_value_head(learner_of, groups):
+    learner = learner_of(credit=TURNS)
+    head = learner._module.value_head.weight.detach().clone()
+    errors = [learner.train(groups, 0.0).metrics["value_mse"] for _ in range(12)]
+    assert not torch.equal(learner._module.value_head.weight, head)
+    assert errors[-1] < 0.7 * errors[0]
+
+
+def test_kl_off_the_reward_by_hand(learner_of, groups):
+    learner = learner_of(kl={"placement": "reward"})
+    for _ in range(3):
+        learner.train(groups, 0.0)
+    from tasks.rl.learner import _Prepass
+
+    prepass = _Prepass(learner, groups, 0.2)
+    reference = references(learner, groups)
+    order = without_credit(groups, with_values=False)
+    lengths = sorted(range(len(order)), key=lambda i: -len(order[i].scored.rollout.token_ids))
+    expected = {}
+    for row, i in enumerate(lengths):
+        scored = order[i].scored
+        k1 = sum(
+            mu - float(ref)
+            for mu, ref, mask in zip(
+                scored.rollout.sampler_logprobs, reference[row], scored.rollout.action_mask,
+                strict=False,
+            )
+            if mask
+        )  # fmt: skip
+        expected[scored.rollout.rollout_id] = scored.reward - 0.2 * k1
+    for scored in (r for g in prepass.groups for r in g.rollouts):
+        assert scored.reward == pytest.approx(expected[scored.rollout.rollout_id], abs=1e-4)
+        assert sum(scored.turn_rewards) == pytest.approx(scored.reward, abs=1e-4)
+        assert scored.outcome in (0.0, 1.0)  # accuracy does not see the penalty
+
+
+def test_kl_in_the_loss_holds_the_policy_back(learner_of, groups):
+    drift = []
+    for coefficient in (0.0, 5.0):
+        learner = learner_of()
+        for _ in range(8):
+            report = learner.train(groups, coefficient)
+        drift.append(report.metrics["kl_k3_mean"])
+    assert drift[1] < 0.5 * drift[0]
+
+
+def spoilt(groups: list[Group]) -> list[Group]:
+    """One sampled token whose μ is NaN: the loss is NaN and must not become a number."""
+    first = groups[0].rollouts[1]
+    at = first.rollout.action_mask.index(True)
+    logprobs = list(first.rollout.sampler_logprobs)
+    logprobs[at] = math.nan
+    bad = replace(first, rollout=replace(first.rollout, sampler_logprobs=tuple(logprobs)))
+    members = (groups[0].rollouts[0], bad, *groups[0].rollouts[2:])
+    return [replace(groups[0], rollouts=members), *groups[1:]]
+
+
+def test_a01_a07_nan_skips_the_step_is_counted_and_ends_the_run_at_last(learner_of, groups):
+    learner = learner_of()
+    learner.train(groups, 0.01)
+    before, state = weights(learner), learner._engine.state_tensors()
+    for _ in range(2):
+        report = learner.train(spoilt(groups), 0.01)
+        assert report.skipped and report.learner_version == 1 == learner.learner_version
+        assert report.effective_samples == 0 and math.isnan(report.metrics["grad_norm"])
+    assert weights(learner) == before
+    after = learner._engine.state_tensors()
+    assert all(torch.equal(state[k], after[k]) for k in state)
+    assert learner.train(groups, 0.01).learner_version == 2
+    with pytest.raises(NonFiniteStepError, match="3 optimiser steps in a row"):
+        for _ in range(3):
+            learner.train(spoilt(groups), 0.01)
+
+
+def test_a04_an_unscored_sample_moves_nothing_of_its_own(learner_of, groups):
+    unscored = [
+        Group(
+            g.group_id, g.row_id, tuple(replace(r, reward=None, outcome=None) for r in g.rollouts)
+        )
+        for g in groups
+    ]
+    learner = learner_of()
+    before = weights(learner)
+    report = learner.train(unscored, 0.0)
+    assert weights(learner) == before  # no gradient, no weight decay: Adam stands still
+    assert report.effective_samples == 0 and report.metrics["unscored_share"] == 1
+    assert math.isnan(report.metrics["accuracy"])
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [{}, {"credit": TURNS}, {"trainable": FULL}, {"deepspeed": {"dtype": "bfloat16"}},
+     {"deepspeed": {"dtype": "bfloat16"}, "credit": TURNS}, {"deepspeed": {"zero_stage": 2}},
+     {"deepspeed": {"dtype": "bfloat16", "zero_stage": 1}}],
+)  # fmt: skip
+def test_a_saved_learner_goes_on_bit_for_bit(learner_of, groups, kind, tmp_path):
+    learner = learner_of(**kind)
+    for _ in range(2):
+        learner.train(groups, 0.01)
+    hashes = learner.save(tmp_path)
+    assert {"policy", "optimiser"} <= set(hashes) == {p.stem for p in tmp_path.iterdir()}
+    resumed = learner_of(**kind)
+    assert resumed.load(tmp_path, 2) == hashes
+    for _ in range(2):
+        one, two = learner.train(groups, 0.01), resumed.train(groups, 0.01)
+        assert one.learner_version == two.learner_version
+        speed = {"train_tokens_per_s"}
+        assert {k: v for k, v in one.metrics.items() if k not in speed} == pytest.approx(
+            {k: v for k, v in two.metrics.items() if k not in speed}, rel=0, abs=0
+        )
+    assert weights(learner) == weights(resumed)
+    learner.save(tmp_path / "one"), resumed.save(tmp_path / "two")
+    assert hash_model_parts(tmp_path / "one") == hash_model_parts(tmp_path / "two")
+
+
+def hash_model_parts(folder):
+    from safetensors.torch import load_file
+
+    return {p.stem: hash_tensors(load_file(p)) for p in sorted(folder.iterdir())}
+
+
+@pytest.mark.parametrize("trainable", [None, FULL])
+def test_the_saved_policy_is_the_merged_one(learner_of, groups, trainable, tmp_path):
+    learner = learner_of(**({"trainable": trainable} if trainable else {}))
+    learner.train(groups, 0.0)
+    sha256 = learner.save_policy(tmp_path)
+    assert hash_model(tmp_path / "policy") == sha256
+    assert (tmp_path / "adapter" / "weights.safetensors").exists() == (trainable is None)
+    ids = torch.arange(3, 15)[None]
+    with torch.no_grad():
+        trained = learner._module.model.eval()(input_ids=ids).logits
+        merged = load_model(tmp_path / "policy")(input_ids=ids).logits
+    torch.testing.assert_close(merged, trained, rtol=0, atol=1e-4)
+
+
+def test_publishing_stamps_attempt_and_step_and_remembers_the_last_canary(
+    learner_of, groups, tmp_path
+):
+    learner = learner_of()
+    first = learner.publish(tmp_path, 4)
+    learner.train(groups, 0.0)
+    second = learner.publish(tmp_path, 4)
+    assert (first.version, second.version) == ((4, 0), (4, 1))
+    assert first.canary.previous_logprobs is None
+    assert second.canary.previous_logprobs == first.canary.logprobs != second.canary.logprobs
+    assert len(first.canary.sequences) == 8
+    assert sum(len(s) - 1 for s in first.canary.sequences) == len(first.canary.logprobs)
+    assert learner._module.training  # scoring the canary leaves training mode as it was
