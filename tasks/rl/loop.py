@@ -18,6 +18,7 @@ from tasks.rl.checkpoint import Checkpoints, Saved
 from tasks.rl.controllers import linear_anneal
 from tasks.rl.errors import CheckpointMismatchError, NothingToLearnError
 from tasks.rl.grader import weigh
+from tasks.rl.learner import StepReport
 from tasks.rl.ledger import SampleFate, SlotClock, SlotState
 from tasks.rl.loop_state import LoopState
 from tasks.rl.runtime.types import Runtime
@@ -68,9 +69,11 @@ class AsyncLoop:
         self._in_training = 0
         self._receipt: Receipt | None = None
         self._changed = asyncio.Condition()
+        self._finished = asyncio.Event()
 
     async def run(self, saved: Saved | None) -> None:
         """Start both sides, go on from `saved` if there is one, and take every step."""
+        self._started_s = time.monotonic()
         with self._everyone(SlotState.STARTUP):
             await self._runtime.start()
             if saved is not None:
@@ -114,33 +117,35 @@ class AsyncLoop:
                 for group in groups:
                     self._drop(self._buffer.put(group))
                 self._changed.notify_all()
+        with self._waiting(clock):  # the slot is paid for until the learner is done
+            await self._finished.wait()
 
     async def consume(self) -> None:
         """Train on fresh batches, publish, checkpoint, until every step is taken."""
         clock = self._learner_clock
         while self.state.learner_version < self._config.steps:
             groups = await self._next_batch()
-            if not await self._worth_training(groups):
+            with clock.state(SlotState.GRADE):
+                worth_training = await self._worth_training(groups)
+            if not worth_training:
                 await self._training(0)
                 continue
-            ages = [staleness_steps(g.oldest_step, self.state.learner_version) for g in groups]
-            with clock.state(SlotState.TRAIN), self.state.meter.overlap.working("train"):
-                report = await self._runtime.train(groups, self.state.kl_coefficient)
-            self.state.queue.consumed(int(g.group_id) for g in groups)
-            self.state.ledger.count(SampleFate.TRAINED, self._config.batch_size)
-            self.state.ledger.add_effective(report.effective_samples)
-            metrics = self.state.meter.trained(groups, ages, report)
-            self._control(metrics, report.learner_version)
+            with clock.state(SlotState.TRAIN):
+                with self.state.meter.overlap.working("train"):
+                    report = await self._runtime.train(groups, self.state.kl_coefficient)
+                metrics = self._account(groups, report)
             if self.state.interval.due(report.learner_version):
                 with clock.state(SlotState.SYNC):
                     await self._publish()
             self.state.learner_version = report.learner_version
             await self._training(0)
+            with clock.state(SlotState.TRAIN):
+                self._tell(metrics)  # before the checkpoint: a resumed run has the line or makes it
             due = self.state.learner_version % self._config.checkpoint_every == 0
             if due and not report.skipped:  # this step's checkpoint is never written twice
                 with clock.state(SlotState.CHECKPOINT):
                     await self._checkpoint()
-            self._tell(metrics)
+        self._finished.set()
 
     # -- admission, consumption -----------------------------------------------------------------
 
@@ -253,6 +258,16 @@ class AsyncLoop:
         return False
 
     # -- control, publish, checkpoint -----------------------------------------------------------
+
+    def _account(self, groups: Sequence[Group], report: StepReport) -> dict[str, float]:
+        """Close the batch's tickets, book what the step was worth; returns its metrics."""
+        ages = [staleness_steps(g.oldest_step, self.state.learner_version) for g in groups]
+        self.state.queue.consumed(int(g.group_id) for g in groups)
+        self.state.ledger.count(SampleFate.TRAINED, self._config.batch_size)
+        self.state.ledger.add_effective(report.effective_samples)
+        metrics = self.state.meter.trained(groups, ages, report)
+        self._control(metrics, report.learner_version)
+        return metrics
 
     def _control(self, metrics: dict[str, float], step: int) -> None:
         """Let the controllers see the step; adds what they set to its metrics."""

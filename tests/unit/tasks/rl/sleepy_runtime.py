@@ -1,0 +1,136 @@
+"""A `Runtime` in memory whose work is sleeping: the loop's rules without any model.
+
+It stands in for models and processes only. Versions, tickets and weights move exactly as the loop
+asks; what the loop must never do (train on something too old, twice, or on unproven weights) is
+checked where it would happen.
+"""
+
+import asyncio
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+from tasks.artifacts import write_atomic
+from tasks.rl.learner import StepReport
+from tasks.rl.rollout_worker import Harvest
+from tasks.rl.sentinel import ProbeResult
+from tasks.rl.types import Group, ScoredRollout
+from tasks.rl.weight_sync import Canary, Receipt, SyncProof
+from tasks.sampling.types import PolicyVersion, Rollout, StopReason, Turn
+
+TOKENS = (1, 2, 3)
+
+
+class SleepyRuntime:
+    """N workers and a learner that sleep `pace[call]` seconds, give or take half."""
+
+    shares_device = False
+
+    def __init__(
+        self,
+        limit: int,
+        workers: int = 1,
+        pace: dict[str, float] | None = None,
+        outcome: Callable[[int, int], float | None] = lambda serial, sample: float(sample % 2),
+        seed: int = 0,
+    ) -> None:
+        self.workers = workers
+        self.limit = limit
+        self.pace = pace or {}
+        self.outcome = outcome
+        self.learner_version = 0
+        self.engine: list[PolicyVersion | None] = [None] * workers
+        self.trained: list[str] = []
+        self.ages: list[int] = []
+        self.sampled = 0
+        self.probes = [ProbeResult("number-0", 1.0, 1.0)]
+        self.skip_steps: set[int] = set()
+        self.attempts_at_training = 0
+        self.busy = dict.fromkeys(("play", "train"), 0)
+        self.overlapped = False
+        self.stopped = False
+        self._random = random.Random(seed)
+
+    async def _work(self, call: str) -> None:
+        await asyncio.sleep(self.pace.get(call, 0.0) * self._random.uniform(0.5, 1.5))
+
+    async def start(self) -> None:
+        await self._work("start")
+
+    async def play(self, worker, tickets, samples, temperature) -> Harvest:
+        version = self.engine[worker]
+        assert version is not None, "sampled with weights that were never proven"
+        self.busy["play"] += 1
+        self.overlapped |= self.busy["train"] > 0
+        await self._work("play")
+        self.busy["play"] -= 1
+        assert self.engine[worker] == version, "weights changed under a running episode"
+        turn = Turn(1, 3, StopReason.END_OF_TURN, version)
+        rollouts = tuple(
+            Rollout(
+                f"{t.serial}.{t.reissue}.{i}", t.row_id, str(t.serial), TOKENS,
+                (False, True, True), (0.0, -1.0, -1.0), (turn,), temperature,
+            )
+            for t in tickets
+            for i in range(samples)
+        )  # fmt: skip
+        self.sampled += len(rollouts)
+        return Harvest(rollouts, 2 * len(rollouts))
+
+    async def grade(self, worker, rollouts) -> list[Group]:
+        await self._work("grade")
+        groups: dict[str, list[ScoredRollout]] = {}
+        for i, rollout in enumerate(rollouts):
+            outcome = self.outcome(int(rollout.group_id), i)
+            scored = ScoredRollout(rollout, None, outcome, {"format": 1.0})
+            groups.setdefault(rollout.group_id, []).append(scored)
+        return [Group(k, v[0].rollout.row_id, tuple(v)) for k, v in groups.items()]
+
+    async def probe(self, worker) -> list[ProbeResult]:
+        await self._work("probe")
+        return self.probes
+
+    async def sync(self, worker, receipt: Receipt) -> SyncProof:
+        await self._work("sync")
+        assert receipt.version.step <= self.learner_version
+        self.engine[worker] = receipt.version
+        return SyncProof(receipt.version, 0.0, None)
+
+    async def train(self, groups, kl_coefficient) -> StepReport:
+        ages = [self.learner_version - g.oldest_step for g in groups]
+        assert all(0 <= age <= self.limit for age in ages), f"ages {ages}, limit {self.limit}"
+        ids = [r.rollout.rollout_id for g in groups for r in g.rollouts]
+        assert not set(ids) & set(self.trained), "trained twice"
+        self.busy["train"] += 1
+        self.overlapped |= self.busy["play"] > 0
+        await self._work("train")
+        self.busy["train"] -= 1
+        self.attempts_at_training += 1
+        skipped = self.attempts_at_training in self.skip_steps
+        self.trained += ids
+        self.ages += ages
+        self.learner_version += not skipped
+        return StepReport(
+            self.learner_version, skipped, 1.0, {"accuracy": 0.5, "effective_share": 1}
+        )
+
+    async def publish(self, root: Path, attempt: int) -> Receipt:
+        await self._work("publish")
+        version = PolicyVersion(attempt, self.learner_version)
+        return Receipt(root / f"{attempt}-{version.step}", version, "a" * 64, Canary((), ()))
+
+    async def save(self, folder: Path) -> dict[str, str]:
+        await self._work("save")
+        write_atomic(folder / "policy.safetensors", str(self.learner_version))
+        return {"policy": str(self.learner_version)}
+
+    async def load(self, folder: Path, steps_taken: int) -> dict[str, str]:
+        self.learner_version = int((folder / "policy.safetensors").read_text())
+        assert self.learner_version == steps_taken
+        return {"policy": str(self.learner_version)}
+
+    async def save_policy(self, out_dir: Path) -> str:
+        return "p" * 64
+
+    async def stop(self) -> None:
+        self.stopped = True

@@ -1,0 +1,309 @@
+"""The two coroutines under any speeds: bounded staleness, no deadlock, nothing lost or doubled."""
+
+import asyncio
+import json
+import time
+from collections import Counter
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from sleepy_runtime import SleepyRuntime
+
+from tasks.artifacts.progress import Reporter, read_metrics
+from tasks.rl.checkpoint import Checkpoints
+from tasks.rl.errors import CheckpointMismatchError, NothingToLearnError, SyncProofError
+from tasks.rl.ledger import SampleFate
+from tasks.rl.loop import MAX_EMPTY_BATCHES, AsyncLoop, slots_of
+from tasks.rl.loop_state import LoopState
+from tasks.rl.prompt_queue import PromptQueue
+from tasks.rl.sentinel import ProbeResult, SentinelTrippedError
+
+TIMEOUT_S = 5
+
+
+class Run:
+    """One attempt of the loop over a sleepy runtime."""
+
+    def __init__(self, config, runtime, folder, *, resume=False) -> None:
+        self.config, self.runtime, self.folder = config.rl, runtime, folder
+        queue = PromptQueue([f"row{i}" for i in range(500)], seed=0)
+        self.state = LoopState(config.rl, queue, slots_of(runtime))
+        self.checkpoints = Checkpoints(folder / "checkpoints", {"config": "c"})
+        self.saved = self.checkpoints.latest() if resume else None
+        self.state.attempt = self.checkpoints.begin_attempt()
+        if self.saved:
+            self.state.resume(self.saved)
+        self.loop = AsyncLoop(
+            config.rl, runtime, self.state, self.checkpoints, folder / "publish", Reporter(folder)
+        )
+
+    def go(self) -> "Run":
+        asyncio.run(asyncio.wait_for(self.loop.run(self.saved), TIMEOUT_S))
+        return self
+
+    @property
+    def metrics(self) -> list[dict]:
+        return read_metrics(self.folder / "metrics.jsonl")
+
+
+@pytest.fixture
+def run_of(tiny_config, tmp_path):
+    """Build a run: `run_of(runtime, staleness_limit=2, …)`."""
+
+    def build(runtime: SleepyRuntime, *, resume=False, folder=tmp_path, **rl) -> Run:
+        settings = {"steps": 8, "checkpoint_every": 100, "staleness_limit": runtime.limit} | rl
+        return Run(tiny_config(rl=settings), runtime, folder, resume=resume)
+
+    return build
+
+
+def accounts_balance(run: Run) -> None:
+    """Every sample made was trained on, dropped or filtered, or is left over; none is twice."""
+    fates = run.state.ledger.to_json(1.0)["samples"]
+    trained = run.runtime.trained
+    assert len(trained) == len(set(trained)) == fates["trained"]
+    assert fates["trained"] == 8 * run.runtime.attempts_at_training
+    assert run.runtime.sampled == sum(fates.values()) + run.loop._buffer.samples
+    serials = Counter(i.split(".")[0] for i in trained)
+    assert all(n == 4 for n in serials.values())  # whole groups, every ticket once
+    state = run.state.queue.state_dict()
+    unfinished = {t["serial"] for t in (*state["open"], *state["waiting"])}
+    closed = set(range(run.state.queue.dispatched)) - unfinished
+    filtered = fates["filtered"] // 4
+    assert len(closed) == len(serials) + filtered and set(map(int, serials)) <= closed
+
+
+@settings(deadline=None, max_examples=60, suppress_health_check=list(HealthCheck))
+@given(
+    limit=st.integers(0, 4),
+    publish=st.tuples(st.integers(1, 5), st.integers(1, 5)),
+    workers=st.integers(1, 3),
+    play=st.sampled_from([0.0, 0.0005, 0.003]),
+    train=st.sampled_from([0.0, 0.0005, 0.003]),
+    sync=st.sampled_from([0.0, 0.002]),
+    order=st.sampled_from(["freshest", "fifo"]),
+    floor=st.sampled_from([0.0, 0.5, 1.0]),
+    capacity=st.integers(1, 5),
+    seed=st.integers(0, 99),
+)
+def test_staleness_stays_bounded_and_nothing_is_lost_at_any_speed(
+    run_of,
+    tmp_path_factory,
+    limit,
+    publish,
+    workers,
+    play,
+    train,
+    sync,
+    order,
+    floor,
+    capacity,
+    seed,
+):
+    pace = {"play": play, "train": train, "sync": sync, "publish": sync, "grade": play / 3}
+    runtime = SleepyRuntime(limit, workers, pace, seed=seed)
+    start, end = (min(n, limit + 1) for n in publish)
+    run = run_of(
+        runtime,
+        folder=tmp_path_factory.mktemp("run"),
+        publish={"start": start, "end": end, "over_steps": 5},
+        buffer={"order": order, "fresh_share_floor": floor, "capacity_batches": capacity},
+    ).go()
+    assert runtime.learner_version == run.state.learner_version == 8
+    assert max(runtime.ages) == run.state.meter.max_staleness_seen <= limit
+    accounts_balance(run)
+    assert [m["step"] for m in run.metrics] == list(range(1, 9))
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_at_limit_0_nothing_is_sampled_in_vain(run_of, workers):
+    runtime = SleepyRuntime(0, workers, {"play": 0.002, "train": 0.004})
+    run = run_of(runtime).go()
+    assert runtime.ages == [0] * len(runtime.ages)
+    assert runtime.sampled == 8 * 8 == len(runtime.trained)  # the batch in training counts
+    assert run.state.queue.dispatched == 16
+    assert not runtime.overlapped
+
+
+@pytest.mark.parametrize("limit", [1, 2, 4])
+def test_with_a_limit_both_sides_work_at_once_and_samples_age(run_of, limit):
+    runtime = SleepyRuntime(limit, 1, {"play": 0.004, "train": 0.004})
+    run = run_of(runtime, steps=12).go()
+    assert runtime.overlapped and 1 <= max(runtime.ages) <= limit
+    overlap = run.state.meter.overlap
+    assert 0.2 < overlap.both_s / overlap.any_s <= 1
+    assert any(m["values"]["staleness_mean"] > 0 for m in run.metrics)
+
+
+def test_no_worker_runs_ahead_of_what_may_be_trained_on(run_of):
+    """A learner that never finishes a step leaves exactly (η + 1) batches made or in training."""
+    runtime = SleepyRuntime(2, 2, {"train": 1e6})
+    run = run_of(runtime)
+
+    async def some_time() -> None:
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(run.loop.run(None), 0.3)
+
+    asyncio.run(some_time())
+    assert runtime.sampled == 3 * 8
+
+
+def test_publishing_less_often_keeps_within_the_limit(run_of):
+    runtime = SleepyRuntime(3, 1, {"play": 0.001, "train": 0.001})
+    run = run_of(runtime, steps=16, publish={"start": 4, "end": 4}).go()
+    assert run.state.meter.proofs == 1 + 16 // 4
+    assert max(runtime.ages) == 3
+
+
+def test_an_all_zero_batch_is_never_trained_on_and_the_end_is_named(run_of):
+    runtime = SleepyRuntime(1, outcome=lambda serial, sample: 0.0)
+    run = run_of(runtime)
+    with pytest.raises(NothingToLearnError, match=rf"{MAX_EMPTY_BATCHES} batches.*rl_bands"):
+        run.go()
+    assert runtime.trained == [] and runtime.learner_version == 0
+    fates = run.state.ledger.to_json(1.0)["samples"]
+    assert fates["filtered"] == 8 * MAX_EMPTY_BATCHES == 8 * run.state.meter.suspicions
+
+
+@pytest.mark.parametrize("limit", [0, 2])
+def test_empty_batches_between_good_ones_are_filtered_and_the_run_goes_on(run_of, limit):
+    runtime = SleepyRuntime(
+        limit, 1, {"play": 0.001}, outcome=lambda serial, i: float(i % 2) * (serial // 4 % 2)
+    )
+    run = run_of(runtime, buffer={"order": "fifo"}).go()
+    assert runtime.learner_version == 8
+    accounts_balance(run)
+    assert run.state.ledger.to_json(1.0)["samples"]["filtered"] >= 8
+
+
+def test_a_failed_probe_stops_the_run_and_leaves_the_last_checkpoint(run_of):
+    good = 8 * 3 // 4  # tickets of the first three steps
+    runtime = SleepyRuntime(0, outcome=lambda serial, i: float(i % 2) if serial < good else 0.0)
+    runtime.probes = [ProbeResult("number-0", 1.0, 1.0), ProbeResult("number-1", 0.0, 1.0)]
+    run = run_of(runtime, checkpoint_every=1)
+    with pytest.raises(SentinelTrippedError, match="number-1"):
+        run.go()
+    assert runtime.learner_version == 3
+    saved = run.checkpoints.latest()
+    assert saved.step == 3 and not saved.loop["sentinel"]["failed_probes"]
+    repaired = SleepyRuntime(0)
+    again = run_of(repaired, resume=True, checkpoint_every=1).go()
+    assert repaired.learner_version == 8 and again.state.attempt == 1
+    assert {v.attempt for v in repaired.engine} == {1}
+
+
+def test_an_engine_that_cannot_prove_its_weights_stops_the_run(run_of):
+    runtime = SleepyRuntime(1, 2, {"play": 0.001})
+    sync = runtime.sync
+
+    async def fails_at_step_3(worker, receipt):
+        if receipt.version.step >= 3:
+            raise SyncProofError("the engine holds other weights")
+        return await sync(worker, receipt)
+
+    runtime.sync = fails_at_step_3
+    with pytest.raises(SyncProofError):
+        run_of(runtime).go()
+    assert all(version.step < 3 for version in runtime.engine)
+    assert runtime.learner_version < 8
+
+
+@pytest.mark.parametrize("limit", [0, 3])
+def test_a_skipped_step_takes_no_version_and_the_run_still_ends(run_of, limit):
+    runtime = SleepyRuntime(limit, 2, {"play": 0.001, "train": 0.001})
+    runtime.skip_steps = {1, 4, 5}
+    run = run_of(runtime, checkpoint_every=1).go()
+    assert runtime.learner_version == 8 and runtime.attempts_at_training == 11
+    assert run.state.meter.skipped_steps == 3
+    assert run.checkpoints.latest().step == 8
+    accounts_balance(run)
+
+
+@pytest.mark.parametrize(("limit", "workers"), [(0, 1), (2, 1), (3, 2)])
+def test_killed_and_resumed_no_prompt_is_trained_on_twice_and_none_is_lost(run_of, limit, workers):
+    class Killed(BaseException):
+        """Stands for SIGKILL."""
+
+    pace = {"play": 0.001, "train": 0.001}
+    kept, runtime = [], None
+    for kill_at in (3, 6, None):
+        runtime = SleepyRuntime(limit, workers, pace)
+        train = runtime.train
+
+        async def dying(groups, kl, train=train, runtime=runtime, kill_at=kill_at):
+            if runtime.learner_version == kill_at:
+                raise Killed
+            return await train(groups, kl)
+
+        runtime.train = dying
+        run = run_of(runtime, resume=True, checkpoint_every=2)
+        first = run.state.learner_version
+        try:
+            run.go()
+        except Killed:
+            assert run.checkpoints.latest().step == kill_at // 2 * 2
+        batches = [runtime.trained[i : i + 8] for i in range(0, len(runtime.trained), 8)]
+        lasting = (kill_at or 8) // 2 * 2 - first  # later ones died with the weights they made
+        kept += [i for batch in batches[:lasting] for i in batch]
+    assert runtime.learner_version == 8 and run.state.attempt == 2
+    tickets = Counter(i.split(".")[0] for i in kept)
+    assert len(kept) == 64 and all(n == 4 for n in tickets.values())
+    if limit == 0:
+        assert sorted(map(int, tickets)) == list(range(16))
+    assert [m["step"] for m in run.metrics][-1] == 8
+    assert run.state.ledger.to_json(1.0)["samples"]["trained"] == 64
+
+
+def test_a_learner_that_comes_back_different_is_refused(run_of):
+    runtime = SleepyRuntime(0)
+    run_of(runtime, checkpoint_every=4, steps=4).go()
+    again = SleepyRuntime(0)
+
+    async def other(folder, steps_taken):
+        return {"policy": "else"}
+
+    again.load = other
+    with pytest.raises(CheckpointMismatchError, match="differ from the manifest"):
+        run_of(again, resume=True, checkpoint_every=4, steps=8).go()
+
+
+PACE = {
+    "start": 0.05, "play": 0.03, "grade": 0.01, "train": 0.03, "sync": 0.01, "publish": 0.01,
+    "save": 0.02,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("limit", "workers"), [(0, 1), (2, 1), (2, 3)])
+def test_the_books_balance(run_of, limit, workers):
+    run = run_of(SleepyRuntime(limit, workers, PACE), steps=10, checkpoint_every=5).go()
+    balance = run.state.ledger.balance(run.loop.wall_s())
+    assert balance.slots == 1 + workers
+    assert balance.balanced, str(balance)
+    states = run.state.ledger.seconds_by_state()
+    assert set(states) >= {"startup", "rollout", "grade", "train", "sync", "checkpoint", "idle"}
+    assert states["train"] == pytest.approx(10 * 0.03, rel=0.6)
+
+
+def test_a_pause_nobody_logged_breaks_the_balance(run_of, monkeypatch):
+    run = run_of(SleepyRuntime(2, 1, PACE), steps=10)
+    training = run.loop._training
+
+    async def slow(samples: int) -> None:
+        time.sleep(0.01)
+        await training(samples)
+
+    monkeypatch.setattr(run.loop, "_training", slow)
+    run.go()
+    assert not run.state.ledger.balance(run.loop.wall_s()).balanced
+
+
+def test_shares_and_metrics_of_a_finished_run(run_of):
+    run = run_of(SleepyRuntime(1, 1, {"play": 0.002, "train": 0.002})).go()
+    assert run.state.ledger.share(SampleFate.TRAINED) == 1.0
+    assert run.state.meter.samples == 64 and run.state.meter.effective_samples == 8.0
+    last = run.metrics[-1]["values"]
+    assert {"staleness_mean", "staleness_max", "overlap_share", "temperature"} <= set(last)
+    assert last["mixed_groups_share"] == 1.0 and last["generated_tokens_mean"] == 2.0
+    progress = json.loads((run.folder / "progress.json").read_text())
+    assert (progress["done"], progress["total"]) == (8, 8)
