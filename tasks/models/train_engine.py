@@ -1,9 +1,7 @@
 """The DeepSpeed wrapper that SFT and RL share: accumulate, guard, step, checkpoint."""
 
-import contextlib
 import math
 import os
-import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -38,25 +36,24 @@ def learning_rate(optimiser: Optimiser, step: int, total_steps: int) -> float:
     return optimiser.lr * (1 - 0.9 * progress)
 
 
-def free_port() -> int:
-    """A TCP port on loopback that was free a moment ago."""
-    with contextlib.closing(socket.socket()) as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
-
-
 def start_process_group() -> None:
-    """Join (or, alone, form) the process group DeepSpeed needs; gloo on loopback by default."""
+    """Join the process group a launcher describes (`MASTER_ADDR` and the like), or form one alone.
+
+    Alone needs no rendezvous, whose server would listen on every interface, and no port that a
+    child could inherit; what gloo opens for itself stays on loopback.
+    """
     import deepspeed
 
-    if torch.distributed.is_initialized():
-        return
-    os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
-    os.environ.setdefault("MASTER_PORT", str(free_port()))
-    for name, value in (("RANK", "0"), ("LOCAL_RANK", "0"), ("WORLD_SIZE", "1")):
-        os.environ.setdefault(name, value)
-    backend = "nccl" if torch.cuda.is_available() else "gloo"
-    deepspeed.init_distributed(dist_backend=backend, auto_mpi_discovery=False, verbose=False)
+    if not torch.distributed.is_initialized():
+        backend = "nccl" if torch.cuda.is_available() else "gloo"
+        if "MASTER_ADDR" in os.environ:
+            torch.distributed.init_process_group(backend)
+        else:
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+            store = torch.distributed.HashStore()
+            torch.distributed.init_process_group(backend, store=store, rank=0, world_size=1)
+    os.environ.setdefault("LOCAL_RANK", "0")  # DeepSpeed looks for it
+    deepspeed.init_distributed(auto_mpi_discovery=False, verbose=False)
 
 
 class TrainEngine:

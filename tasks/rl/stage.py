@@ -58,7 +58,8 @@ async def _run(
     loop = AsyncLoop(config.rl, runtime, state, checkpoints, out_dir / "publish", report)
     try:
         await loop.run(saved)
-        balance = state.ledger.balance(loop.wall_s())
+        wall_s = loop.wall_s()  # the books close here: what follows is the stage's, not the loop's
+        balance = state.ledger.balance(wall_s)
         final = await final_rollouts(config, runtime, state)
         policy_sha256 = await runtime.save_policy(out_dir)
     finally:
@@ -73,7 +74,7 @@ async def _run(
             "balanced": balance.balanced,
         }
     }
-    write_json(out_dir / "ledger.json", state.ledger.to_json(loop.wall_s()))
+    write_json(out_dir / "ledger.json", state.ledger.to_json(wall_s))
     write_json(out_dir / "summary.json", summary)
     return ArtifactRecord(kind="model", uri=out_dir.as_posix(), sha256=policy_sha256, meta=summary)
 

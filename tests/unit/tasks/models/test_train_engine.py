@@ -1,7 +1,9 @@
 """The DeepSpeed wrapper: a bad gradient moves nothing, is counted, and does not pass unnoticed."""
 
 import math
+import os
 
+import psutil
 import pytest
 import torch
 
@@ -121,6 +123,13 @@ def test_a_resumed_engine_goes_on_as_if_never_stopped(stage, dtype):
         assert attempt(engine, value) == attempt(resumed, value)
     assert same(everything(engine), everything(resumed))
     assert resumed.steps_taken == engine.steps_taken == 4
+
+
+def test_a_learner_alone_listens_on_loopback_only_and_passes_no_address_on():
+    engine_of()
+    open_ports = [c for c in psutil.Process().net_connections("inet") if c.status == "LISTEN"]
+    assert all(c.laddr.ip in ("127.0.0.1", "::1") for c in open_ports), open_ports
+    assert torch.distributed.is_initialized() and "MASTER_PORT" not in os.environ
 
 
 def test_optimiser_state_of_another_model_is_refused():
