@@ -4,6 +4,7 @@ Started here, Ray listens on loopback only and asks for a token of this run; its
 everywhere.
 """
 
+import asyncio
 import os
 import secrets
 from collections.abc import Sequence
@@ -13,6 +14,7 @@ from typing import Any
 from configs.schema import PipelineConfig
 from configs.schema.rl import RayRuntime
 from tasks.environments.row import Row
+from tasks.rl.errors import EngineUnavailableError
 from tasks.rl.learner import Learner, StepReport
 from tasks.rl.prompt_queue import Ticket
 from tasks.rl.rollout_worker import Harvest, RolloutWorker
@@ -22,6 +24,10 @@ from tasks.rl.weight_sync import Receipt, SyncProof
 from tasks.sampling.types import Rollout
 
 OBJECT_STORE_BYTES = 256 * 1024 * 1024
+LOOPBACK = ("127.0.0.1", "::1")
+LOOPBACK_SWITCH = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
+"""Off, Ray knows this machine by its loopback address, and every server of it binds to that. To ask
+for 127.0.0.1 as the node's address is not enough: Ray replaces it by the machine's outer one."""
 ACTOR_ENVIRONMENT = (
     "DS_ACCELERATOR", "HF_HUB_OFFLINE", "TORCH_EXTENSIONS_DIR", "DO_NOT_TRACK", "PYTHONPATH",
 )  # fmt: skip
@@ -50,8 +56,8 @@ class RayDriver:
     async def start(self) -> None:
         """Start or join Ray, then both sides at once."""
         settings = self._settings
-        _ask_for_token(settings)
-        import ray  # after the token: Ray reads its mode once, at import
+        _keep_to_ourselves(settings)
+        import ray  # after that: Ray reads such settings once, at import
 
         _connect(settings, cpus=settings.rollout_workers + 1)
         snapshot, sha256, rows = self._arguments
@@ -68,8 +74,16 @@ class RayDriver:
             .remote(self._config, snapshot, rows, threads=settings.rollout_threads)
             for _ in range(settings.rollout_workers)
         ]
-        for actor in (self._learner, *self._workers):
-            await actor.__ray_ready__.remote()
+        ready = [actor.__ray_ready__.remote() for actor in (self._learner, *self._workers)]
+        try:
+            await asyncio.wait_for(asyncio.gather(*ready), settings.start_timeout_s)
+        except TimeoutError:
+            raise EngineUnavailableError(
+                f"rl.runtime.start_timeout_s={settings.start_timeout_s}: learner and "
+                f"{settings.rollout_workers} rollout worker(s) were not up by then; the cluster "
+                "needs one free CPU for each: free some, lower rl.runtime.rollout_workers, or "
+                "raise the timeout"
+            ) from None
 
     async def play(
         self, worker: int, tickets: Sequence[Ticket], samples: int, temperature: float
@@ -125,9 +139,10 @@ class RayDriver:
         ray.shutdown()
 
 
-def _ask_for_token(settings: RayRuntime) -> None:
-    """Have a Ray started here refuse whoever does not know this run's token."""
+def _keep_to_ourselves(settings: RayRuntime) -> None:
+    """Have a Ray started here listen on loopback, and refuse who does not know this run's token."""
     if settings.address is None:
+        os.environ[LOOPBACK_SWITCH] = "0"
         os.environ.setdefault("RAY_AUTH_MODE", "token")
         os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -146,6 +161,13 @@ def _connect(settings: RayRuntime, cpus: int) -> None:
         object_store_memory=OBJECT_STORE_BYTES,
         log_to_driver=False,
     )
+    address = ray.util.get_node_ip_address()
+    if address not in LOOPBACK:
+        ray.shutdown()
+        raise EngineUnavailableError(
+            f"rl.runtime.address=null starts Ray on loopback only, and it listens at {address}: "
+            f"it is not the locked version, or was imported before {LOOPBACK_SWITCH}=0 was set"
+        )
 
 
 def _environment(variables: dict[str, str], threads: int) -> dict[str, Any]:
