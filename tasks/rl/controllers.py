@@ -13,21 +13,6 @@ from typing import Any
 from configs.schema.rl import AdaptiveKl, Anneal, PublishSchedule
 
 
-class TooManySkippedStepsError(ArithmeticError):
-    """Optimiser steps were skipped over and over because gradients were not finite."""
-
-    def __init__(self, consecutive: int, limit: int, step: int) -> None:
-        super().__init__(consecutive, limit, step)
-        self.consecutive, self.limit, self.step = consecutive, limit, step
-
-    def __str__(self) -> str:
-        return (
-            f"{self.consecutive} optimiser steps in a row were skipped for non-finite gradients, "
-            f"the last at step {self.step} (limit {self.limit}): the weights stand still; lower "
-            "rl.optimiser.lr or resume from an earlier checkpoint"
-        )
-
-
 def linear_anneal(config: Anneal | PublishSchedule | AdaptiveKl, step: int) -> float:
     """The value at optimiser step `step`: `start` until 0, `end` from `over_steps` on."""
     start, end = (
@@ -128,51 +113,6 @@ class AdaptiveKlController:
 
     def _bounded(self, coefficient: float) -> float:
         return min(max(coefficient, self._config.min_coefficient), self._config.max_coefficient)
-
-
-class SkipCounter:
-    """Counts optimiser steps skipped for non-finite gradients, and ends a run of them (A07)."""
-
-    def __init__(self, limit: int = 3) -> None:
-        """`limit`: this many skips in a row are an error."""
-        self._limit = limit
-        self._attempted = self._skipped = self._consecutive = 0
-
-    @property
-    def skipped(self) -> int:
-        """Steps skipped so far."""
-        return self._skipped
-
-    def observe(self, step: int, *, skipped: bool) -> None:
-        """Take one attempted step.
-
-        Raises:
-            TooManySkippedStepsError: the `limit`-th skip in a row.
-        """
-        self._attempted += 1
-        self._skipped += skipped
-        self._consecutive = self._consecutive + 1 if skipped else 0
-        if self._consecutive >= self._limit:
-            raise TooManySkippedStepsError(self._consecutive, self._limit, step)
-
-    def require_progress(self, step: int) -> None:
-        """Raise where every attempted step was skipped: such a run must not count as completed."""
-        if self._attempted and self._skipped == self._attempted:
-            raise TooManySkippedStepsError(self._consecutive, self._limit, step)
-
-    def state_dict(self) -> dict[str, Any]:
-        """JSON-able state."""
-        return {
-            "attempted": self._attempted,
-            "skipped": self._skipped,
-            "consecutive": self._consecutive,
-        }
-
-    def load_state(self, state: Mapping[str, Any]) -> None:
-        """Take back what `state_dict` gave."""
-        self._attempted = int(state["attempted"])
-        self._skipped = int(state["skipped"])
-        self._consecutive = int(state["consecutive"])
 
 
 class Remedy(str, Enum):

@@ -14,6 +14,7 @@ from tasks.environments.renderer import PromptRenderer
 from tasks.environments.row import Demonstration
 from tasks.models.base import base_model
 from tasks.models.batching import micro_batches, pad_rows, valid_by_length
+from tasks.models.errors import NonFiniteStepError
 from tasks.models.load import save_model
 from tasks.models.merge import merged_tensors
 from tasks.models.policy import PolicyModule
@@ -107,7 +108,11 @@ def batches(count: int, batch_size: int, steps: int, seed: int) -> Iterator[list
 def fit(
     engine: TrainEngine, examples: Sequence[Example], config: PipelineConfig, report: Reporter
 ) -> None:
-    """Run every optimiser step."""
+    """Run every optimiser step.
+
+    Raises:
+        NonFiniteStepError: too many steps in a row, or all of them, had a non-finite gradient.
+    """
     sft = config.sft
     order = batches(len(examples), sft.batch_size, sft.steps, sft.seed)
     for step, indices in enumerate(order, start=1):
@@ -127,6 +132,11 @@ def fit(
             },
         )
         report.progress(step, sft.steps, f"loss {loss:.3f}")
+    if not engine.steps_taken:
+        raise NonFiniteStepError(
+            f"all sft.steps={sft.steps} steps had a non-finite gradient: nothing was learnt; lower "
+            "sft.optimiser.lr, or choose other base weights"
+        )
 
 
 def _accumulate(engine: TrainEngine, batch: Sequence[Example], denominator: int) -> float:

@@ -2,7 +2,6 @@
 
 import json
 import math
-import pickle
 
 import pytest
 
@@ -11,8 +10,6 @@ from tasks.rl.controllers import (
     AdaptiveKlController,
     PublishInterval,
     Remedy,
-    SkipCounter,
-    TooManySkippedStepsError,
     WeightAlarm,
     linear_anneal,
 )
@@ -131,45 +128,6 @@ def test_kl_controller_survives_a_resume_to_the_bit():
     again = reloaded(controller, AdaptiveKlController(STEADY, 0.5))
     assert again.unknown == 1
     assert again.update(0.7, 2) == controller.update(0.7, 2)
-
-
-def test_a07_three_skips_in_a_row_end_the_run():
-    counter = SkipCounter(limit=3)
-    for step, skipped in enumerate([True, True, False, True, True]):
-        counter.observe(step, skipped=skipped)
-    assert counter.skipped == 4
-    with pytest.raises(TooManySkippedStepsError, match=r"3 optimiser steps.*step 5") as caught:
-        counter.observe(5, skipped=True)
-    assert str(pickle.loads(pickle.dumps(caught.value))) == str(caught.value)
-    assert counter.skipped == 5
-
-
-def test_a07_one_skip_of_five_is_counted_and_goes_on():
-    counter = SkipCounter()
-    for step in range(5):
-        counter.observe(step, skipped=step == 3)
-    assert counter.skipped == 1
-    counter.require_progress(5)
-
-
-def test_a07_a_run_that_never_stepped_is_not_complete():
-    counter = SkipCounter(limit=3)
-    counter.require_progress(0)
-    counter.observe(0, skipped=True)
-    counter.observe(1, skipped=True)
-    with pytest.raises(TooManySkippedStepsError):
-        counter.require_progress(2)
-    counter.observe(2, skipped=False)
-    counter.require_progress(3)
-
-
-def test_a07_a_resume_does_not_forget_the_skips_before_it():
-    counter = SkipCounter(limit=3)
-    counter.observe(0, skipped=True)
-    counter.observe(1, skipped=True)
-    again = reloaded(counter, SkipCounter(limit=3))
-    with pytest.raises(TooManySkippedStepsError):
-        again.observe(2, skipped=True)
 
 
 def test_weight_alarm_gives_the_remedies_in_order_with_a_cooldown():
