@@ -4,6 +4,7 @@ Each takes the run's files and gives plain values for the template; an empty map
 stage left nothing, and the page then says so.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 from flows.report_charts import COLOURS, Bar, Part, interval_bars, stacked_bar
@@ -103,10 +104,9 @@ def _cost_tile(files: RunFiles) -> dict[str, str] | None:
 def _bundle_tile(bundle: dict[str, Any]) -> dict[str, str] | None:
     if not bundle.get("path"):
         return None
-    signed = bundle.get("signed")
-    words, tone = {True: ("signed", "good"), False: ("not signed", "bad")}.get(
-        signed if isinstance(signed, bool) else None, ("signature unknown", "warn")
-    )
+    words, tone = "signature unknown", "warn"
+    if isinstance(bundle.get("signed"), bool):
+        words, tone = ("signed", "good") if bundle["signed"] else ("not signed", "bad")
     return {
         "path": str(bundle["path"]),
         "sha": short_hash(bundle.get("sha256")),
@@ -144,7 +144,7 @@ def _sampling_sentence(sampling: dict[str, Any], side: dict[str, Any]) -> str:
     )
 
 
-_MEASURES = (
+_MEASURES: tuple[tuple[str, Callable[[dict[str, Any]], str]], ...] = (
     ("Accuracy", lambda s: percent(s.get("accuracy"))),
     ("95 % interval", lambda s: _share_interval(s.get("ci95"))),
     ("Answer could be read", lambda s: percent(s.get("format_share"))),
@@ -253,7 +253,7 @@ def _tensor_types(quant: dict[str, Any]) -> tuple[list[dict[str, Any]], list[tup
         for name, facts in quant.items()
     }
     kinds = sorted({kind for types in counted.values() for kind in types})
-    shown = []
+    shown: list[dict[str, Any]] = []
     for name, types in counted.items():
         if not types:
             continue

@@ -14,10 +14,11 @@ import numpy as np
 
 from quantize.architecture import ModelShape, permute_rope, read_shape
 from quantize.conversion_check import check_file
-from quantize.errors import ModelConfigError, NonFiniteWeightError
+from quantize.errors import ModelConfigError
 from quantize.files import replacing
 from quantize.vocabulary import Vocabulary, load_tokenizer, read_vocabulary
 from tasks.artifacts.content_hash import hash_file
+from tasks.models.errors import NonFiniteWeightError
 
 if TYPE_CHECKING:
     from gguf import GGUFWriter

@@ -21,10 +21,6 @@ class UnsupportedTokenizerError(QuantizeError, ValueError):
     """llama.cpp has no pre-tokenizer that splits text as this tokenizer does."""
 
 
-class NonFiniteWeightError(QuantizeError, ArithmeticError):
-    """A weight is NaN or infinite."""
-
-
 class Float16OverflowError(QuantizeError, OverflowError):
     """A weight is too large for float16."""
 

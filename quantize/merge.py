@@ -1,60 +1,24 @@
-"""Merges an adapter into its base in float32, cast once, and says truly whether the head is tied.
+"""Merges an adapter folder into its base folder: float32, cast once, truthful about tied heads."""
 
-An adapter on one side of tied embeddings must not change the other: sharing is broken before the
-merge, and the two sides are compared after it. They are written once where they are still equal.
-"""
-
-import copy
 import json
 import os
 import shutil
-import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from quantize.errors import AdapterMergeError, Float16OverflowError, NonFiniteWeightError
+from quantize.errors import AdapterMergeError, Float16OverflowError
 from tasks.artifacts.atomic import fsync_folder
 from tasks.artifacts.content_hash import hash_tensors
 from tasks.artifacts.errors import ArtifactWriteError
+from tasks.models.merge import EMBEDDING, HEAD, merged_tensors
 
 if TYPE_CHECKING:
     import torch
 
-HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
-
 WeightType = Literal["float32", "float16", "bfloat16"]
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json")
-
-
-def merge_peft_model(model: "torch.nn.Module") -> "dict[str, torch.Tensor]":
-    """The merged float32 tensors of a live model with adapters (or without), which is not touched.
-
-    The head is among them only where it differs from the embedding, or the model never tied them:
-    `HEAD not in tensors` is what `tie_word_embeddings` must say.
-
-    Raises:
-        NonFiniteWeightError: names the tensor.
-    """
-    import torch
-
-    clones = {
-        id(p): torch.nn.Parameter(p.detach().float().cpu().clone(), requires_grad=False)
-        for p in model.parameters()
-    }
-    with torch.no_grad(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # peft warns of what `_untie` has made right
-        twin: Any = copy.deepcopy(model, memo=dict(clones))
-        was_tied = _is_tied(twin)
-        _untie(twin)
-        merged = twin.merge_and_unload() if hasattr(twin, "merge_and_unload") else twin
-        tensors = {n: t.detach().contiguous() for n, t in merged.state_dict().items()}
-    check_finite(tensors)
-    head, embedding = tensors.get(HEAD), tensors.get(EMBEDDING)
-    if was_tied and head is not None and embedding is not None and torch.equal(head, embedding):
-        del tensors[HEAD]
-    return tensors
 
 
 def merge_adapter(
@@ -82,7 +46,7 @@ def merge_adapter(
     config = model.config
     if adapter_dir is not None:
         model = _with_adapter(model, adapter_dir)
-    tensors = merge_peft_model(model)
+    tensors = merged_tensors(model)
     cast = {name: cast_weight(name, tensor, dtype) for name, tensor in tensors.items()}
     config.tie_word_embeddings = HEAD not in cast
     config.vocab_size = cast[EMBEDDING].shape[0]
@@ -153,38 +117,6 @@ def _trained_rows(shapes: Mapping[str, tuple[int, ...]], adapter_dir: Path) -> i
             f"{adapter_dir} holds embeddings and heads of {sorted(rows)} rows; they must agree"
         )
     return rows.pop() if rows else None
-
-
-def _is_tied(model: Any) -> bool:
-    base = model.get_base_model() if hasattr(model, "get_base_model") else model
-    return bool(base.config.tie_word_embeddings)
-
-
-def _untie(model: "torch.nn.Module") -> None:
-    """Give every module its own copy of a parameter it shares with another."""
-    import torch
-
-    seen: set[int] = set()
-    for module in model.modules():
-        for name, parameter in module.named_parameters(recurse=False):
-            if parameter.data_ptr() in seen and parameter.numel():
-                clone = torch.nn.Parameter(parameter.detach().clone(), requires_grad=False)
-                setattr(module, name, clone)
-            else:
-                seen.add(parameter.data_ptr())
-
-
-def check_finite(tensors: "Mapping[str, torch.Tensor]") -> None:
-    """Raise NonFiniteWeightError naming the first tensor with NaN or infinity."""
-    for name, tensor in tensors.items():
-        finite = tensor.isfinite()
-        if not bool(finite.all()):
-            rows = (~finite).reshape(finite.shape[0], -1).any(1).nonzero().flatten().tolist()
-            raise NonFiniteWeightError(
-                f"{name} holds NaN or infinity in {len(rows)} of {finite.shape[0]} rows (first "
-                f"{rows[:5]}); if these are rows of new tokens, save the embeddings with the "
-                "adapter; else go back to an earlier checkpoint"
-            )
 
 
 def cast_weight(name: str, tensor: "torch.Tensor", dtype: WeightType) -> "torch.Tensor":

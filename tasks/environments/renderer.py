@@ -117,9 +117,7 @@ class PromptRenderer:
             if previous is None:
                 context = self.prompt_ids(messages[:i])
             else:
-                context = self.observation_ids(
-                    messages[: previous + 1], messages[previous + 1 : i]
-                )
+                context = self.observation_ids(messages[: previous + 1], messages[previous + 1 : i])
             said = self.encode(sanitise(messages[i]["content"], self.special_strings))
             ids += [*context, *said, self.end_of_turn_id]
             mask += [False] * len(context) + [True] * (len(said) + 1)

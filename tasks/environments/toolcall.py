@@ -57,9 +57,7 @@ def parse_tool_call(text: str) -> "ToolCall | MalformedCall | None":
     if len(bodies) != 1 or visible.count("<tool_call>") != 1:
         return MalformedCall("expected exactly one closed <tool_call> block")
     try:
-        value = json.loads(
-            bodies[0], object_pairs_hook=_no_duplicates, parse_constant=_no_constant
-        )
+        value = json.loads(bodies[0], object_pairs_hook=_no_duplicates, parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:
         return MalformedCall(f"not JSON: {error}")
     if not isinstance(value, dict) or set(value) != {"name", "arguments"}:

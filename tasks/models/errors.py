@@ -19,3 +19,7 @@ class WeightsMismatchError(ModelError, ValueError):
 
 class NonFiniteStepError(ModelError, ArithmeticError):
     """Too many optimiser steps in a row had a non-finite gradient or loss."""
+
+
+class NonFiniteWeightError(ModelError, ArithmeticError):
+    """A weight is NaN or infinite."""

@@ -117,7 +117,8 @@ def save_model(
 ) -> str:
     """Write an HF folder at once (temporary folder, fsync, rename); returns the weights' hash.
 
-    `tensors` replaces the model's own (merged weights).
+    `tensors` replaces the model's own (merged weights); the config says tied exactly where they
+    hold no head of their own.
     """
     weights = {
         k: v.detach().cpu().contiguous() for k, v in (tensors or canonical_tensors(model)).items()
@@ -127,7 +128,7 @@ def save_model(
     temporary.mkdir(parents=True)
     tokenizer.save_pretrained(temporary)
     model.config.save_pretrained(temporary)
-    _stamp_architecture(temporary / "config.json", model)
+    _stamp_config(temporary / "config.json", model, tied="lm_head.weight" not in weights)
     save_file(weights, temporary / "model.safetensors", metadata={"format": "pt"})
     for file in temporary.iterdir():
         with file.open("rb") as handle:
@@ -138,10 +139,11 @@ def save_model(
     return hash_tensors(weights)
 
 
-def _stamp_architecture(config: Path, model: PreTrainedModel) -> None:
+def _stamp_config(config: Path, model: PreTrainedModel, *, tied: bool) -> None:
     value = json.loads(config.read_text())
     value["architectures"] = [type(model).__name__]
     value["dtype"] = "float32"
+    value["tie_word_embeddings"] = tied
     config.write_text(json.dumps(value, indent=2, sort_keys=True) + "\n")
 
 

@@ -51,9 +51,8 @@ def run(
         engine = TrainEngine(module, sft.optimiser, sft.deepspeed, total_steps=sft.steps)
         module.train()
         fit(engine, examples, config, report)
-    weights_sha256 = save_model(
-        model, tokenizer, out_dir / "snapshot", tensors=merged_tensors(trained)
-    )
+    weights = merged_tensors(trained)
+    weights_sha256 = save_model(model, tokenizer, out_dir / "snapshot", tensors=weights)
     return ArtifactRecord(
         kind="model",
         uri=out_dir.as_posix(),
@@ -63,7 +62,7 @@ def run(
             "too_long": too_long,
             "steps": sft.steps,
             "adapter": isinstance(sft.trainable, Lora),
-            "parameters": sum(t.numel() for t in merged_tensors(trained).values()),
+            "parameters": sum(t.numel() for t in weights.values()),
         },
     )
 

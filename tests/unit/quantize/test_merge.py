@@ -10,9 +10,11 @@ from safetensors.torch import load_file
 from tiny_models import make_model, make_tokenizer, save
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from quantize.errors import AdapterMergeError, Float16OverflowError, NonFiniteWeightError
-from quantize.merge import EMBEDDING, HEAD, cast_weight, merge_adapter, merge_peft_model
+from quantize.errors import AdapterMergeError, Float16OverflowError
+from quantize.merge import cast_weight, merge_adapter
 from tasks.artifacts.content_hash import hash_tensors
+from tasks.models.errors import NonFiniteWeightError
+from tasks.models.merge import EMBEDDING, HEAD, merged_tensors
 
 IDS = torch.arange(3, 40)[None]
 
@@ -137,7 +139,7 @@ def test_a_live_model_is_not_touched(tokenizer):
         make_model("qwen3", tie_word_embeddings=True), target_modules=["q_proj", "lm_head"]
     )
     before = {n: p.detach().clone() for n, p in trained.named_parameters()}
-    first, second = merge_peft_model(trained), merge_peft_model(trained)
+    first, second = merged_tensors(trained), merged_tensors(trained)
     assert hash_tensors(first) == hash_tensors(second)
     assert all(torch.equal(p, before[n]) for n, p in trained.named_parameters())
     assert trained.get_base_model().config.tie_word_embeddings is True
@@ -150,13 +152,13 @@ def test_merge_is_base_plus_scaled_product():
     by_hand = layer.base_layer.weight + (8 / 4) * (
         layer.lora_B["default"].weight @ layer.lora_A["default"].weight
     )
-    merged = merge_peft_model(trained)["model.layers.1.mlp.up_proj.weight"]
+    merged = merged_tensors(trained)["model.layers.1.mlp.up_proj.weight"]
     assert torch.equal(merged, by_hand.detach()) or (merged - by_hand).abs().max() < 1e-6
 
 
 def test_bfloat16_training_weights_are_merged_in_float32():
     trained = adapt(make_model("qwen2").to(torch.bfloat16), target_modules=["up_proj"])
-    merged = merge_peft_model(trained)
+    merged = merged_tensors(trained)
     assert {t.dtype for t in merged.values()} == {torch.float32}
     weight = merged["model.layers.0.mlp.up_proj.weight"]
     assert not torch.equal(weight, weight.bfloat16().float())  # not rounded on the way
@@ -167,7 +169,7 @@ def test_nan_anywhere_fails_by_name(value):
     model = make_model("qwen2")
     model.model.layers[1].input_layernorm.weight.data[3] = value
     with pytest.raises(NonFiniteWeightError, match=r"layers.1.input_layernorm.*1 of 256"):
-        merge_peft_model(model)
+        merged_tensors(model)
 
 
 def test_nan_in_an_adapter_fails():
@@ -176,7 +178,7 @@ def test_nan_in_an_adapter_fails():
         float("nan")
     )
     with pytest.raises(NonFiniteWeightError, match=r"q_proj"):
-        merge_peft_model(trained)
+        merged_tensors(trained)
 
 
 def test_float16_overflow_is_named_and_bfloat16_takes_it(tmp_path, tokenizer):
@@ -222,5 +224,5 @@ def test_errors_survive_pickling():
 def test_untied_model_keeps_an_equal_head():
     model = make_model("qwen2", tie_word_embeddings=False)
     model.lm_head.weight.data.copy_(model.model.embed_tokens.weight)
-    merged = merge_peft_model(model)
+    merged = merged_tensors(model)
     assert torch.equal(merged[HEAD], merged[EMBEDDING])
