@@ -1,16 +1,14 @@
 """Merges an adapter folder into its base folder: float32, cast once, truthful about tied heads."""
 
 import json
-import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from quantize.errors import AdapterMergeError, Float16OverflowError
-from tasks.artifacts.atomic import fsync_folder
 from tasks.artifacts.content_hash import hash_tensors
-from tasks.artifacts.errors import ArtifactWriteError
+from tasks.artifacts.folder import replace_folder
 from tasks.models.merge import EMBEDDING, HEAD, merged_tensors
 
 if TYPE_CHECKING:
@@ -147,29 +145,12 @@ def _write_folder(
     """Write an HF folder at once: a temporary one beside it, then a rename."""
     from safetensors.torch import save_file
 
-    temporary = out_dir.with_name(f".{out_dir.name}.{os.getpid()}.partial")
-    shutil.rmtree(temporary, ignore_errors=True)
-    try:
-        temporary.mkdir(parents=True)
+    with replace_folder(out_dir) as temporary:
         config.save_pretrained(temporary)
         _keep_architecture(temporary / "config.json", config)
         save_file(dict(tensors), temporary / "model.safetensors", metadata={"format": "pt"})
         for source in _companions(tokenizer_dir, base_dir):
             shutil.copyfile(source, temporary / source.name)
-        for file in temporary.iterdir():
-            with file.open("rb") as handle:
-                os.fsync(handle.fileno())
-        shutil.rmtree(out_dir, ignore_errors=True)
-        os.replace(temporary, out_dir)
-        fsync_folder(out_dir.parent)
-    except OSError as error:
-        raise ArtifactWriteError(
-            f"could not write {out_dir}: {error.strerror or error}; free some space or choose "
-            "another run folder, then run again",
-            out_dir,
-        ) from error
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def _keep_architecture(path: Path, config: Any) -> None:

@@ -1,12 +1,11 @@
 """Load and save models in Hugging Face format, safetensors only."""
 
 import json
-import os
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from transformers import (
     AutoModelForCausalLM,
@@ -16,8 +15,9 @@ from transformers import (
 )
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
-from tasks.artifacts.atomic import fsync_folder
 from tasks.artifacts.content_hash import hash_tensors
+from tasks.artifacts.errors import ArtifactWriteError
+from tasks.artifacts.folder import replace_folder
 from tasks.models.errors import ModelError, UnknownArchitectureError, VocabularyError
 
 ARCHITECTURES = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
@@ -123,20 +123,21 @@ def save_model(
     weights = {
         k: v.detach().cpu().contiguous() for k, v in (tensors or canonical_tensors(model)).items()
     }
-    temporary = folder.with_name(f".{folder.name}.partial")
-    shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir(parents=True)
-    tokenizer.save_pretrained(temporary)
-    model.config.save_pretrained(temporary)
-    _stamp_config(temporary / "config.json", model, tied="lm_head.weight" not in weights)
-    save_file(weights, temporary / "model.safetensors", metadata={"format": "pt"})
-    for file in temporary.iterdir():
-        with file.open("rb") as handle:
-            os.fsync(handle.fileno())
-    shutil.rmtree(folder, ignore_errors=True)
-    os.replace(temporary, folder)
-    fsync_folder(folder.parent)
+    with replace_folder(folder) as temporary:
+        tokenizer.save_pretrained(temporary)
+        model.config.save_pretrained(temporary)
+        _stamp_config(temporary / "config.json", model, tied="lm_head.weight" not in weights)
+        _save_weights(weights, temporary / "model.safetensors")
     return hash_tensors(weights)
+
+
+def _save_weights(weights: Mapping[str, torch.Tensor], path: Path) -> None:
+    try:
+        save_file(dict(weights), path, metadata={"format": "pt"})
+    except SafetensorError as error:  # what it makes of a full disk
+        raise ArtifactWriteError(
+            f"could not write {path}: {error}; free some space, then run again", path
+        ) from error
 
 
 def _stamp_config(config: Path, model: PreTrainedModel, *, tied: bool) -> None:
