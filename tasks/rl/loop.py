@@ -21,6 +21,7 @@ from tasks.rl.grader import weigh
 from tasks.rl.learner import StepReport
 from tasks.rl.ledger import SampleFate, SlotClock, SlotState
 from tasks.rl.loop_state import LoopState
+from tasks.rl.rollout_worker import Harvest
 from tasks.rl.runtime.types import Runtime
 from tasks.rl.sentinel import Decision, SentinelTrippedError
 from tasks.rl.staleness import capacity, staleness_steps
@@ -100,16 +101,8 @@ class AsyncLoop:
         """Sample, grade and buffer groups, as many as the admission rule lets in."""
         clock = self._rollout_clocks[worker]
         while (admitted := await self._admit(worker)) > 0:
-            tickets = self.state.queue.take(admitted // self._config.group_size)
-            temperature = linear_anneal(
-                self._config.sampling.temperature, self.state.learner_version
-            )
-            started_s = time.monotonic()
-            with clock.state(SlotState.ROLLOUT), self.state.meter.overlap.working("rollout"):
-                harvest = await self._runtime.play(
-                    worker, tickets, self._config.group_size, temperature
-                )
-            self.state.meter.generated(harvest, time.monotonic() - started_s, temperature)
+            with clock.state(SlotState.ROLLOUT):
+                harvest = await self._play(worker, admitted)
             with clock.state(SlotState.GRADE):
                 groups = await self._runtime.grade(worker, harvest.rollouts)
             async with self._changed:
@@ -119,6 +112,17 @@ class AsyncLoop:
                 self._changed.notify_all()
         with self._waiting(clock):  # the slot is paid for until the learner is done
             await self._finished.wait()
+
+    async def _play(self, worker: int, samples: int) -> Harvest:
+        """Sample the next prompts with a worker, at the temperature of this step."""
+        group = self._config.group_size
+        tickets = self.state.queue.take(samples // group)
+        temperature = linear_anneal(self._config.sampling.temperature, self.state.learner_version)
+        started_s = time.monotonic()
+        with self.state.meter.overlap.working("rollout"):
+            harvest = await self._runtime.play(worker, tickets, group, temperature)
+        self.state.meter.generated(harvest, time.monotonic() - started_s, temperature)
+        return harvest
 
     async def consume(self) -> None:
         """Train on fresh batches, publish, checkpoint, until every step is taken."""
@@ -209,7 +213,8 @@ class AsyncLoop:
                 if taken.dropped or taken.groups:
                     await self._training(self._config.batch_size if taken.groups else 0)
                 if taken.groups:
-                    return self._weighed(taken.groups)
+                    with self._learner_clock.state(SlotState.GRADE):
+                        return self._weighed(taken.groups)
             with self._waiting(self._learner_clock):
                 async with self._changed:
                     await self._changed.wait()

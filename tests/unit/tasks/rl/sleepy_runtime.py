@@ -7,6 +7,8 @@ checked where it would happen.
 
 import asyncio
 import random
+import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -47,12 +49,15 @@ class SleepyRuntime:
         self.skip_steps: set[int] = set()
         self.attempts_at_training = 0
         self.busy = dict.fromkeys(("play", "train"), 0)
+        self.spent_s: Counter[str] = Counter()
         self.overlapped = False
         self.stopped = False
         self._random = random.Random(seed)
 
     async def _work(self, call: str) -> None:
+        started_s = time.monotonic()
         await asyncio.sleep(self.pace.get(call, 0.0) * self._random.uniform(0.5, 1.5))
+        self.spent_s[call] += time.monotonic() - started_s
 
     async def start(self) -> None:
         await self._work("start")
