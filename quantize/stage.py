@@ -81,18 +81,14 @@ def run(
     paths = {quant_type: quant.path for quant_type, quant in reports.items()}
     parities = _f16_against(conversion.path, paths, parity_set, threads)
 
-    answers: dict[str, np.ndarray] = {}
-    for name in (F16, *config.types):
-        steps.next(f"answer held-out problems with {name}")
-        answers[name] = _answer(answer_greedily, out_dir / f"{name}.gguf", config.accuracy_problems)
+    answers = _answer_all(answer_greedily, out_dir, config, steps)
     steps.next("answer held-out problems with the snapshot")
     snapshot = _snapshot_answers(inputs, out_dir, answer_greedily, config.accuracy_problems)
 
-    variants = {F16: _f16_entry(conversion, f16_parity, answers[F16])}
-    for quant_type in config.types:
-        variants[quant_type] = _entry(
-            config, quant_type, reports[quant_type], parities[quant_type], answers
-        )
+    variants: dict[str, dict[str, Any]] = {
+        F16: _f16_entry(conversion, f16_parity, answers[F16]),
+        **{t: _entry(config, t, reports[t], parities[t], answers) for t in config.types},
+    }
     summary = {
         "quant": variants,
         **_attributed(answers, snapshot),
@@ -206,6 +202,17 @@ def _f16_against(
             for name, stream in streams.items():
                 found[name].append(compare(p_logits, next(stream), _targets(rollout)))
     return {name: summarise(sequences) for name, sequences in found.items()}
+
+
+def _answer_all(
+    answer_greedily: AnswerGreedily, out_dir: Path, config: QuantizeConfig, steps: _Steps
+) -> dict[str, np.ndarray]:
+    """0 or 1 for each held-out problem, of F16 and every quantisation."""
+    answers: dict[str, np.ndarray] = {}
+    for name in (F16, *config.types):
+        steps.next(f"answer held-out problems with {name}")
+        answers[name] = _answer(answer_greedily, out_dir / f"{name}.gguf", config.accuracy_problems)
+    return answers
 
 
 def _answer(answer_greedily: AnswerGreedily, gguf: Path, problems: int) -> np.ndarray:

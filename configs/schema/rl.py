@@ -201,6 +201,8 @@ class RLConfig(Config):
     sampling: RolloutSampling = RolloutSampling()
     reward: RewardConfig = RewardConfig()
     sentinel: SentinelConfig = SentinelConfig()
+    skip_zero_advantage: bool = False
+    """Leave samples without an advantage out of the step; their KL gradient is forgone."""
     checkpoint_every: int = Field(1, ge=1)
     """Optimiser steps between checkpoints."""
     seed: int = 0

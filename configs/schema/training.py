@@ -44,7 +44,7 @@ class DeepSpeedSettings(Config):
     """What goes into the DeepSpeed config."""
 
     zero_stage: Literal[0, 1, 2] = 0
-    """Stage 3 is left out: it splits the weights themselves, which publishes and checkpoints read whole."""
+    """Stage 3 is left out: it splits the weights, which publishes and checkpoints read whole."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     micro_batch_tokens: int = Field(16384, ge=1)
     """Padded tokens a forward pass may hold; a batch is cut into micro-batches by length."""

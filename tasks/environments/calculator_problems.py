@@ -30,25 +30,34 @@ def _easy(rng: random.Random) -> str:
 
 
 def _medium(rng: random.Random) -> str:
-    """Two operations, two-digit numbers."""
-    return _chain(rng, 3, 10, 99)
+    """Two operations, numbers of one or two digits."""
+    return _chain(rng, 3)
 
 
 def _hard(rng: random.Random) -> str:
-    """Three operations on two-digit numbers, with or without brackets, or two on three digits."""
+    """Three operations, with or without brackets, or two on numbers of three digits."""
     form = rng.randrange(3)
     if form == 0:
-        return _chain(rng, 3, 100, 999)
+        return _chain(rng, 3, _three_digits)
     if form == 1:
-        return _chain(rng, 4, 10, 99)
-    first, inner, last = (_chain(rng, count, 10, 99) for count in (1, 2, 1))
+        return _chain(rng, 4)
+    first, inner, last = (_chain(rng, count) for count in (1, 2, 1))
     return f"{first}{rng.choice(OPERATORS)}({inner}){rng.choice(OPERATORS)}{last}"
 
 
-def _chain(rng: random.Random, numbers: int, low: int, high: int) -> str:
-    text = str(rng.randint(low, high))
+def _short(rng: random.Random) -> int:
+    """A number of one digit, three times in ten, or two."""
+    return rng.randint(1, 9) if rng.random() < 0.3 else rng.randint(10, 99)
+
+
+def _three_digits(rng: random.Random) -> int:
+    return rng.randint(100, 999)
+
+
+def _chain(rng: random.Random, numbers: int, draw: Callable[[random.Random], int] = _short) -> str:
+    text = str(draw(rng))
     for _ in range(numbers - 1):
-        text += f"{rng.choice(OPERATORS)}{rng.randint(low, high)}"
+        text += f"{rng.choice(OPERATORS)}{draw(rng)}"
     return text
 
 
@@ -76,10 +85,12 @@ def _distinct(make: Callable[[random.Random], str], rng: random.Random) -> Itera
 
 
 def problem(expression: str, band: str) -> Row:
-    """The row that asks for the value of `expression`."""
+    """The row that asks for the value of `expression`; one in eight asks without `=?`."""
+    sha256 = hash_json(expression)
+    bare = int(sha256[16:24], 16) % 8 == 0
     return Row(
-        id=f"calc-{hash_json(expression)[:16]}",
-        prompt=f"{expression}=?",
+        id=f"calc-{sha256[:16]}",
+        prompt=expression if bare else f"{expression}=?",
         answer=str(evaluate(expression)),
         answer_kind="number",
         band=band,

@@ -101,33 +101,32 @@ class Learner:
         started_s = time.monotonic()
         scored = _Prepass(self, groups, kl_coefficient)
         samples = samples_of(scored.groups, self._config.credit, scored.values)
-        budget = self._config.deepspeed.micro_batch_tokens
-        batches = train_batches(samples, budget)
+        trained = self._worth_a_gradient(samples)
+        batches = train_batches(trained, self.micro_batch_tokens)
         max_tokens = self._config.sampling.max_new_tokens * self._config.sampling.max_turns
         denominator = policy_denominator(batches, self._config.loss, max_tokens)
         value_count = value_denominator(batches) if scored.with_values else 0.0
-        parts = []
-        for batch, reference in zip(batches, scored.reference, strict=True):
-            parts.append(
-                self._accumulate(batch, reference, denominator, value_count, kl_coefficient)
-            )
+        parts = [self._accumulate(b, denominator, value_count, kl_coefficient) for b in batches]
         stats = self._engine.step()
         metrics = summarise(merge_metrics([p for p, _ in parts]))
-        metrics["entropy_mean"] = sum(e for _, e in parts) / max(1, _action_tokens(samples))
-        metrics.update(_step_metrics(stats, samples, time.monotonic() - started_s))
+        metrics["entropy_mean"] = sum(e for _, e in parts) / max(1, _action_tokens(trained))
+        metrics["train_tokens_per_s"] = _tokens(trained) / (time.monotonic() - started_s)
+        metrics.update(_step_metrics(stats, samples))
         effective = _effective(samples, metrics, stats)
         metrics["effective_share"] = effective / len(samples)
         return StepReport(self.learner_version, stats.skipped, effective, metrics)
 
+    def _worth_a_gradient(self, samples: Sequence[Sample]) -> Sequence[Sample]:
+        """The samples a step trains on: all, or those with an advantage where there are any."""
+        if not self._config.skip_zero_advantage:
+            return samples
+        return [s for s in samples if any(s.advantages)] or samples
+
     def _accumulate(
-        self,
-        batch: TrainBatch,
-        reference: torch.Tensor,
-        denominator: float,
-        value_count: float,
-        kl_coefficient: float,
+        self, batch: TrainBatch, denominator: float, value_count: float, kl_coefficient: float
     ) -> tuple[dict[str, torch.Tensor], float]:
         """Add one micro-batch's gradient; gives metric sums and the sum of entropies."""
+        reference = self.reference_logprobs(batch)
         scores = self._forward(batch)
         policy = ppo_clip_loss(scores.logprobs_B_T, batch, self._config.loss, denominator)
         kl = kl_loss(scores.logprobs_B_T, reference, batch, denominator)
@@ -253,20 +252,20 @@ class Learner:
 
 
 class _Prepass:
-    """Scores needed before the step: reference, values, and rewards with KL taken off."""
+    """Scores that credit needs: values, and rewards with KL taken off. Often there are none."""
 
     def __init__(self, learner: Learner, groups: Sequence[Group], kl_coefficient: float) -> None:
         self.with_values = learner.with_values
         self.groups = list(groups)
         self.values: dict[str, list[float]] = {}
-        self.reference: list[torch.Tensor] = []
+        if not (self.with_values or learner.kl_in_reward):
+            return
         samples = without_credit(groups, with_values=self.with_values)
         penalties: dict[str, float] = {}
         rows = rows_of(samples, learner.micro_batch_tokens)
         batches = train_batches(samples, learner.micro_batch_tokens)
         for indices, batch in zip(rows, batches, strict=True):
             reference = learner.reference_logprobs(batch)
-            self.reference.append(reference)
             rollouts = [samples[i].scored.rollout for i in indices]
             k1 = sequence_k1(batch.sampler_logprobs_B_T, reference, batch.action_mask_B_T)
             penalties |= zip((r.rollout_id for r in rollouts), k1.tolist(), strict=True)
@@ -312,9 +311,12 @@ def _action_tokens(samples: Sequence[Sample]) -> int:
     return sum(s.scored.rollout.sampled_tokens for s in samples)
 
 
-def _step_metrics(stats: StepStats, samples: Sequence[Sample], train_s: float) -> dict[str, float]:
+def _tokens(samples: Sequence[Sample]) -> int:
+    return sum(len(s.scored.rollout.token_ids) for s in samples)
+
+
+def _step_metrics(stats: StepStats, samples: Sequence[Sample]) -> dict[str, float]:
     rollouts = [s.scored.rollout for s in samples]
-    tokens = sum(len(r.token_ids) for r in rollouts)
     outcomes = [s.scored.outcome for s in samples if s.scored.outcome is not None]
     rewards = [s.scored.reward for s in samples if s.scored.reward is not None]
     count = len(samples)
@@ -328,7 +330,6 @@ def _step_metrics(stats: StepStats, samples: Sequence[Sample], train_s: float) -
         "truncated_share": sum(r.truncated for r in rollouts) / count,
         "trained_tokens_mean": sum(r.sampled_tokens for r in rollouts) / count,
         "turns_mean": sum(len(r.turns) for r in rollouts) / count,
-        "train_tokens_per_s": tokens / train_s,
     }
 
 

@@ -17,10 +17,10 @@ from quantize.convert import convert, stored_type
 from quantize.errors import (
     ConversionCheckError,
     ModelConfigError,
-    NonFiniteWeightError,
     UnsupportedArchitectureError,
     VocabularySizeError,
 )
+from tasks.models.errors import NonFiniteWeightError
 from tasks.sampling.llama_cpp_context import LlamaCppContext
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 128}

@@ -1,6 +1,7 @@
 """Generated arithmetic: distinct, banded, exact, the same everywhere."""
 
 import ast
+import re
 from collections import Counter
 
 import pytest
@@ -39,12 +40,27 @@ def test_bands_are_what_they_say():
     for row in train:
         text = row.meta["expression"]
         assert text[0].isdigit() and text[-1].isdigit()
-        assert row.prompt == f"{text}=?"
+        assert row.prompt in (text, f"{text}=?")
         seen[row.band][operations(text)] += 1
     assert set(seen["easy"]) == {1}
     assert set(seen["medium"]) == {2}
     assert set(seen["hard"]) == {2, 3}
     assert any("(" in row.prompt for row in train if row.band == "hard")
+
+
+def test_one_problem_in_eight_is_asked_without_a_question_mark():
+    train, _ = calculator_problems(2400, 3, seed=1)
+    bare = sum(row.prompt == row.meta["expression"] for row in train)
+    assert 240 <= bare <= 360  # 300 expected
+
+
+def test_single_digits_stand_in_every_place():
+    """An agent that saw only two-digit numbers copies `34*7-52` as `34*77-52`."""
+    train, _ = calculator_problems(3000, 3, seed=2)
+    medium = [re.split(r"[-+*]", r.meta["expression"]) for r in train if r.band == "medium"]
+    for place in range(3):
+        share = sum(len(numbers[place]) == 1 for numbers in medium) / len(medium)
+        assert 0.2 < share < 0.4
 
 
 def test_answers_are_exact_by_hand():

@@ -6,11 +6,13 @@ from dataclasses import replace
 import pytest
 import torch
 
+from configs.schema.rl import GrpoCredit
 from tasks.artifacts import hash_tensors
 from tasks.models.errors import NonFiniteStepError
 from tasks.models.load import hash_model, load_model
 from tasks.models.trainable import trainable_tensors
 from tasks.rl.batch import train_batches, without_credit
+from tasks.rl.credit import group_credit
 from tasks.rl.errors import ReferenceMismatchError
 from tasks.rl.learner import Learner
 from tasks.rl.prompt_queue import PromptQueue
@@ -140,20 +142,25 @@ def test_a_snapshot_other_than_recorded_is_refused(tiny_config, tiny_snapshot, t
 
 
 def test_learning_raises_what_was_rewarded(learner_of, groups):
-    learner = learner_of()
+    learner = learner_of(optimiser={"lr": 1e-3, "warmup_steps": 0})  # 1e-2 overshoots
     (batch,) = train_batches(without_credit(groups, with_values=False), 10**6)
     arguments = (batch.token_ids_B_T, batch.valid_B_T, batch.action_mask_B_T, batch.temperature_B)
 
-    def margin() -> float:
+    # What the step ascends at ratio 1: Σ advantage × log-probability, each token alike.
+    credits = [
+        c for g in groups for c in group_credit([r.reward for r in g.rollouts], GrpoCredit())
+    ]
+
+    def objective() -> float:
         with torch.no_grad():
             totals = learner._module(*arguments).logprobs_B_T.sum(1)
-        wins = torch.tensor([r.reward == 1 for g in groups for r in g.rollouts])
-        return float(totals[wins].mean() - totals[~wins].mean())
+        return float((torch.tensor(credits) * totals).sum())
 
-    before = margin()
+    reached = [objective()]
     for _ in range(5):
         learner.train(groups, 0.0)
-    assert margin() > before + 0.1
+        reached.append(objective())
+    assert reached == sorted(reached) and reached[-1] > reached[0] + 0.1
 
 
 def test_turn_credit_trains_the_value_head(learner_of, groups):
@@ -304,3 +311,23 @@ def test_publishing_stamps_attempt_and_step_and_remembers_the_last_canary(
     assert len(first.canary.sequences) == 8
     assert sum(len(s) - 1 for s in first.canary.sequences) == len(first.canary.logprobs)
     assert learner._module.training  # scoring the canary leaves training mode as it was
+
+
+def test_skipping_samples_without_advantage_takes_the_same_policy_gradient(learner_of, groups):
+    """Without KL, a sample of advantage 0 adds nothing but its share of the denominator."""
+    even = [replace_rewards(g, 1.0) for g in groups[:1]]  # a group solved by all
+    both, skipping = learner_of(), learner_of(skip_zero_advantage=True)
+    whole = both.train([*even, *groups[1:]], 0.0)
+    part = skipping.train([*even, *groups[1:]], 0.0)
+    assert part.metrics["accuracy"] == whole.metrics["accuracy"]  # shown for the whole batch
+    assert part.effective_samples == pytest.approx(whole.effective_samples, rel=1e-6)
+    assert part.metrics["grad_norm"] > whole.metrics["grad_norm"]  # the smaller denominator
+
+
+def replace_rewards(group: Group, reward: float) -> Group:
+    """The group with every sample rewarded alike."""
+    return Group(
+        group.group_id,
+        group.row_id,
+        tuple(replace(r, reward=reward, turn_rewards=(reward,)) for r in group.rollouts),
+    )
