@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,13 @@ import pytest
 from tasks.artifacts.progress import Reporter, read_metrics
 from tasks.artifacts.record import ArtifactRecord
 from tasks.models.load import hash_model
+from tasks.rl.controllers import linear_anneal
 from tasks.rl.errors import CheckpointMismatchError, NoPromptsError
+from tasks.rl.grader import weigh
+from tasks.rl.learner import Learner
+from tasks.rl.prompt_queue import PromptQueue
+from tasks.rl.rollout_worker import RolloutWorker
+from tasks.rl.sentinel import Decision, RewardSentinel
 from tasks.rl.stage import FINAL_BATCHES, run, training_rows
 
 ROOT = Path(__file__).parents[4]
@@ -54,6 +61,33 @@ def test_the_same_config_gives_the_same_policy_and_ids(stage):
     assert learnt(first) == learnt(second) and len(learnt(first)) == 4
     other, _ = stage("other", seed=1)
     assert other.sha256 != one.sha256
+
+
+def test_a_limit_of_0_equals_a_plain_synchronous_loop(
+    stage, tiny_config, tiny_data, tiny_snapshot, tmp_path
+):
+    """X5, bit for bit: sample, grade, train, publish, one after another, without the loop."""
+    record, _ = stage("asynchronous")
+    config = tiny_config()
+    rl, rows = config.rl, tiny_data.rows
+    learner = Learner(config, tiny_snapshot.folder, tiny_snapshot.sha256, rows)
+    worker = RolloutWorker(config, tiny_snapshot.folder, rows)
+    queue = PromptQueue([row.id for row in rows], rl.seed)
+    sentinel = RewardSentinel(rl.sentinel)
+    while learner.learner_version < rl.steps:
+        worker.sync(learner.publish(tmp_path / "publish", attempt=0))
+        temperature = linear_anneal(rl.sampling.temperature, learner.learner_version)
+        tickets = queue.take(rl.batch_size // rl.group_size)
+        played = worker.play(tickets, rl.group_size, temperature)
+        groups = [
+            replace(g, rollouts=tuple(weigh(g.rollouts, rl.reward, learner.learner_version)))
+            for g in worker.grade(played.rollouts)
+        ]
+        suspicion = sentinel.observe([r.outcome for g in groups for r in g.rollouts])
+        if suspicion and sentinel.judge(suspicion, worker.probe()) is not Decision.TRAIN:
+            continue
+        learner.train(groups, rl.kl.coefficient)
+    assert learner.save_policy(tmp_path / "synchronous") == record.sha256
 
 
 def test_what_the_stage_leaves(stage, tiny_config, tiny_snapshot):
