@@ -104,10 +104,10 @@ def test_the_adapter_of_another_run_is_caught_by_hash_and_by_canary(pair, lr):
     both.worker.sync(both.publish())
     both.step()
     receipt = both.publish()
-    swapped = {
-        name: t + lr * torch.randn(t.shape, generator=torch.Generator().manual_seed(5)).sign()
-        for name, t in trainable_tensors(both.worker._engine.model).items()
-    }
+    # Another run's step of the same size. One that happens to point the same way is nearer to the
+    # new weights than the old ones are, and only its hash gives it away; this one points back.
+    held = trainable_tensors(both.worker._engine.model)
+    swapped = {n: 2 * held[n] - t for n, t in load_file(receipt.weights).items()}
     load_trainable(both.worker._engine.model, swapped)
     scores = said_by(both.worker, receipt)
     with pytest.raises(SyncProofError, match="the engine holds weights"):
