@@ -51,7 +51,7 @@ bench: install ## benchmarks; they print ratios
 	@$(BIN)/python -m pytest -m bench -s $(ARGS)
 
 oracle: install ## compare with llama.cpp's own tools
-	@$(BIN)/python -m pytest -m oracle $(ARGS)
+	@LLAMA_CPP_SOURCE="$$(PYTHON=$(BIN)/python tests/oracle/fetch.sh)" $(BIN)/python -m pytest -m oracle $(ARGS)
 
 lint: install ## ruff, mypy, import-linter
 	@$(BIN)/ruff check .
