@@ -53,6 +53,10 @@ def start_process_group() -> None:
             store = torch.distributed.HashStore()
             torch.distributed.init_process_group(backend, store=store, rank=0, world_size=1)
     os.environ.setdefault("LOCAL_RANK", "0")  # DeepSpeed looks for it
+    if torch.distributed.get_world_size() == 1:
+        # One rank reduces nothing. DeepSpeed would compile its shared-memory kernels all the same:
+        # half a minute the first time, and a lock file in its cache if that is killed.
+        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     deepspeed.init_distributed(auto_mpi_discovery=False, verbose=False)
 
 
