@@ -21,7 +21,7 @@ from flows.doctor_probes import (
 from flows.findings import Finding
 
 SERVE_PORT = 8080
-_PUBLIC_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*")
+_PUBLIC_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*(:[\w.-]+)?")
 _DATA_SUFFIXES = (".jsonl", ".json", ".parquet", ".csv", ".txt")
 
 

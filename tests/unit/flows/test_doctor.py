@@ -9,7 +9,7 @@ import pytest
 
 from configs.load import load_config
 from configs.schema import PipelineConfig
-from flows.doctor import examine_profile, needed_packages
+from flows.doctor import _local_file, examine_profile, needed_packages
 from flows.doctor_probes import (
     Gpu,
     MachineFacts,
@@ -178,3 +178,8 @@ def test_worst_of_findings() -> None:
     assert of("pass", "open") == "pass"
     assert of("warn", "pass") == "warn"
     assert of("warn", "fail") == "fail"
+
+
+def test_a_public_dataset_with_a_configuration_is_a_public_id_not_a_missing_file():
+    finding = _local_file("data.source.train", "openai/gsm8k:main")
+    assert (finding.status, "public id" in finding.looked_at) == ("warn", True)
