@@ -2,9 +2,7 @@
 
 import json
 import os
-import shutil
 from pathlib import Path
-from typing import Any
 
 from rich.markup import escape
 
@@ -19,11 +17,13 @@ class NoBundleError(FileNotFoundError):
 
 
 def find_bundle(path: Path) -> Path:
-    """The bundle folder meant: itself, a package stage's folder, or a run's folder.
+    """The bundle meant: its folder or archive, a package stage's folder, or a run's folder.
 
     Raises:
         NoBundleError: none of these; says what is there and what to do.
     """
+    if path.is_file() and path.name.endswith(".tar.gz"):
+        return path
     for folder in (path, path / "bundle"):
         if (folder / verify.MANIFEST).is_file():
             return folder
@@ -56,32 +56,39 @@ def pinned_keys(given: Path | None) -> Path:
     return path
 
 
-def verified(bundle: Path, allowed_signers: Path) -> dict[str, Any]:
-    """The manifest of a good bundle; checked with ssh-keygen where there is one, else in Python.
-
-    Raises:
-        BundleError: a byte was changed, or another key signed.
-    """
-    if shutil.which("ssh-keygen"):
-        return verify.verify_bundle(bundle, allowed_signers)
-    return verify.verify_bundle(bundle, allowed_signers, check_signature=signing.verify)
-
-
 def verify_and_show(path: Path, allowed_signers: Path | None) -> None:
     """Check a bundle and say what it holds."""
+    from deployment.jetson.serve import verified
+
     bundle, pinned = find_bundle(path), pinned_keys(allowed_signers)
-    manifest = verified(bundle, pinned)
-    console().print(
-        f"[green]good[/]: {escape(str(bundle))}, {len(manifest['files'])} files unchanged, signed "
-        f"by a key in {escape(str(pinned))}",
-        soft_wrap=True,
-    )
+    with verified(bundle, pinned) as (_, manifest):
+        console().print(
+            f"[green]good[/]: {escape(str(bundle))}, {len(manifest['files'])} files unchanged, "
+            f"signed by a key in {escape(str(pinned))}",
+            soft_wrap=True,
+        )
 
 
 def serve_bundle(path: Path, allowed_signers: Path | None, port: int, host: str) -> None:
     """Verify a bundle and answer chat requests until Ctrl-C."""
+    from deployment.jetson.serve import RunningAgent, serve
+
     bundle, pinned = find_bundle(path), pinned_keys(allowed_signers)
+    out = console()
+    told: set[str] = set()
 
-    from deployment.jetson.serve import serve
+    def progress(message: str, _seconds: float) -> None:
+        if message not in told:
+            told.add(message)
+            out.print(f"[dim]{escape(message)}[/]")
 
-    serve(bundle, pinned, port=port, host=host)
+    def ready(agent: RunningAgent) -> None:
+        body = '{"messages": [{"role": "user", "content": "34*7-52=?"}]}'
+        out.print(
+            f"serving {escape(str(bundle))} on {agent.url}; Ctrl-C ends it. In another shell:\n"
+            f"  curl {agent.url}/v1/chat/completions -H 'Content-Type: application/json' \\\n"
+            f"    -d '{escape(body)}'",
+            soft_wrap=True,
+        )
+
+    serve(bundle, pinned, port=port, host=host, on_progress=progress, on_ready=ready)
