@@ -16,7 +16,11 @@ class CalculatorSource(Config):
     heldout_rows: int = Field(2048, ge=1)
     """Distinct held-out problems, none of them in training."""
     tool_share: float = Field(0.2, ge=0, le=1)
-    """Share of SFT demonstrations that call the calculator; the rest answer at once."""
+    """Of the demonstrations that begin with the problem, the share that calls the calculator; the
+    others answer at once."""
+    answer_share: float = Field(0.0, ge=0, lt=1)
+    """Share of demonstrations that begin after the calculator has answered: only how to pass its
+    result on is learnt, not when to call it."""
     demonstrations: int = Field(24576, ge=1)
     """SFT demonstrations, drawn from the training problems (a problem may be shown both ways)."""
 

@@ -18,7 +18,11 @@ def demonstrations(train: Sequence[Candidate], config: DataConfig) -> list[Demon
     if isinstance(source, CalculatorSource):
         rows = [candidate.row() for candidate in train]
         return calculator_demonstrations(
-            rows, source.demonstrations, source.tool_share, config.seed
+            rows,
+            source.demonstrations,
+            source.tool_share,
+            config.seed,
+            answer_share=source.answer_share,
         )
     return [_demonstration(candidate) for candidate in train]
 

@@ -16,6 +16,8 @@ BANDS = ("easy", "medium", "hard")
 """Easiest first."""
 OPERATORS = "+-*"
 EASY_PROBLEMS = 99 * 99 * len(OPERATORS)
+AFTER_THE_TOOL = 3
+"""Index of the final answer in `tool_messages`."""
 MAX_EASY_SHARE = 0.9
 """Of the easy problems there are, drawn at most: distinct ones get slow to find near the end."""
 
@@ -149,23 +151,26 @@ def tool_messages(row: Row) -> list[Message]:
 
 
 def calculator_demonstrations(
-    rows: list[Row], count: int, tool_share: float, seed: int
+    rows: list[Row], count: int, tool_share: float, seed: int, *, answer_share: float = 0.0
 ) -> list[Demonstration]:
-    """`count` conversations over `rows`, of which `tool_share` (rounded) call the tool.
+    """`count` conversations over `rows`, shares rounded.
 
-    Every row is shown before any is shown again; which of them call the tool is drawn by `seed`.
+    `answer_share` of them begin after the tool has answered, so that only its result is passed on.
+    Of the others, `tool_share` call the tool and the rest answer at once. Every row is shown before
+    any is shown again; which of them is shown how is drawn by `seed`.
     """
     rng = random.Random(f"demonstrations {seed}")
-    with_tool = [index < round(tool_share * count) for index in range(count)]
-    rng.shuffle(with_tool)
+    answers = round(answer_share * count)
+    calls = round(tool_share * (count - answers))
+    kinds = [tool_messages] * calls + [direct_messages] * (count - answers - calls)
+    forms = [(messages, 0) for messages in kinds] + [(tool_messages, AFTER_THE_TOOL)] * answers
+    rng.shuffle(forms)
     order: list[Row] = []
     while len(order) < count:
         order += rng.sample(rows, len(rows))
     return [
         Demonstration(
-            id=f"{row.id}-{index}",
-            row_id=row.id,
-            messages=tool_messages(row) if tool else direct_messages(row),
+            id=f"{row.id}-{index}", row_id=row.id, messages=form(row), learn_from=learn_from
         )
-        for index, (row, tool) in enumerate(zip(order[:count], with_tool, strict=True))
+        for index, (row, (form, learn_from)) in enumerate(zip(order[:count], forms, strict=True))
     ]

@@ -98,11 +98,13 @@ class PromptRenderer:
         tail = closed[closed.rindex(end) + len(end) :] if end in closed else ""
         return self.encode(tail + longer[len(closed) :])
 
-    def supervised(self, messages: Sequence[Message]) -> tuple[list[int], list[bool]]:
+    def supervised(
+        self, messages: Sequence[Message], learn_from: int = 0
+    ) -> tuple[list[int], list[bool]]:
         """Ids of a whole conversation and its mask; True = a policy token, end of turn included.
 
-        Built span by span exactly as an episode is, so SFT and RL see the same ids. What follows
-        the last assistant message is left out.
+        Built span by span exactly as an episode is, so SFT and RL see the same ids. Assistant
+        messages before index `learn_from` are context; what follows the last one is left out.
 
         Raises:
             PromptRenderError: the conversation has no assistant message.
@@ -120,6 +122,6 @@ class PromptRenderer:
                 context = self.observation_ids(messages[: previous + 1], messages[previous + 1 : i])
             said = self.encode(sanitise(messages[i]["content"], self.special_strings))
             ids += [*context, *said, self.end_of_turn_id]
-            mask += [False] * len(context) + [True] * (len(said) + 1)
+            mask += [False] * len(context) + [i >= learn_from] * (len(said) + 1)
             previous = i
         return ids, mask

@@ -30,10 +30,12 @@ class Row(BaseModel):
 
 
 class Demonstration(BaseModel):
-    """A conversation SFT learns; loss falls on assistant messages only."""
+    """A conversation SFT learns; loss falls on assistant messages from `learn_from` on."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     id: str
     row_id: str
     messages: list[Message]
+    learn_from: int = 0
+    """Index of the first message that may be learnt; assistant messages before it are context."""

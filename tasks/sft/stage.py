@@ -81,7 +81,7 @@ def encode(
     Raises:
         NoDemonstrationsError: none is left.
     """
-    examples = [renderer.supervised(d.messages) for d in demonstrations]
+    examples = [renderer.supervised(d.messages, d.learn_from) for d in demonstrations]
     fitting = [example for example in examples if len(example[0]) <= max_length]
     if not fitting:
         raise NoDemonstrationsError(

@@ -89,6 +89,15 @@ def test_the_share_of_tool_demonstrations_is_kept(share):
     assert max(Counter(d.row_id for d in shown).values()) == 4  # 100 over 30 rows
 
 
+def test_demonstrations_after_the_tool_teach_the_answer_and_not_the_call():
+    rows, _ = calculator_problems(30, 3, 0)
+    shown = calculator_demonstrations(rows, 100, 0.25, 0, answer_share=0.4)
+    after = [d for d in shown if d.learn_from]
+    assert len(after) == 40
+    assert {d.messages[d.learn_from - 1]["role"] for d in after} == {"tool"}
+    assert sum(len(d.messages) == 4 for d in shown if not d.learn_from) == 15  # 0.25 of 60
+
+
 def test_demonstrations_are_what_the_tool_and_the_verifier_say():
     rows, _ = calculator_problems(60, 3, 0)
     answers = {row.id: row.answer for row in rows}

@@ -166,3 +166,12 @@ def test_text_the_vocabulary_lacks_is_refused():
     assert PromptRenderer(tokenizer).encode("a") == [1]
     with pytest.raises(PromptRenderError, match="cannot encode"):
         PromptRenderer(tokenizer).encode("b")
+
+
+def test_what_comes_before_learn_from_is_context(tiny_renderer):
+    ids, everything = tiny_renderer.supervised(TOOL_TALK)
+    same, mask = tiny_renderer.supervised(TOOL_TALK, learn_from=3)
+    last = [*tiny_renderer.encode(TOOL_TALK[3]["content"]), tiny_renderer.end_of_turn_id]
+    assert same == ids
+    assert [i for i, learnt in zip(ids, mask, strict=True) if learnt] == last
+    assert sum(everything) > sum(mask)
