@@ -145,12 +145,13 @@ def test_ctrl_c_ends_the_stage_and_its_grandchild(run):
     assert not runs(hanging["grandchild"])
 
 
-def is_reaper(process: psutil.Process) -> bool:
-    """False for zombies too, whose command line cannot be read."""
+def is_stage_reaper(process: psutil.Process) -> bool:
+    """Not the reaper of a server other tests share, nor a zombie, which has no command line."""
     try:
-        return "tasks.reaper" in " ".join(process.cmdline())
+        command = process.cmdline()
     except psutil.Error:
         return False
+    return "tasks.reaper" in command and "tasks.stage_process" in command
 
 
 def test_a_killed_reaper_leaves_nothing_behind(run):
@@ -159,7 +160,7 @@ def test_a_killed_reaper_leaves_nothing_behind(run):
     def kill_reaper():
         while not marker.exists():
             time.sleep(0.05)
-        next(p for p in descendants(os.getpid()) if is_reaper(p)).kill()
+        next(p for p in descendants(os.getpid()) if is_stage_reaper(p)).kill()
 
     threading.Thread(target=kill_reaper, daemon=True).start()
     with pytest.raises(StageFailedError, match="SIGKILL"):
