@@ -1,7 +1,6 @@
 """The pipeline with the tiny stages, in a folder of its own."""
 
 import json
-import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -43,15 +42,6 @@ def behave(monkeypatch) -> Callable[..., None]:
         monkeypatch.setenv(tiny_stages.BEHAVIOUR, json.dumps(what))
 
     return tell
-
-
-def pid_lives(pid: int) -> bool:
-    """Whether a process runs (a zombie does not)."""
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return False
-    return state not in ("Z", "X") and os.path.exists(f"/proc/{pid}")
 
 
 @pytest.fixture(scope="session")

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from conftest import pid_lives
+from living import pid_lives
 
 from configs.schema import PipelineConfig
 from flows.plan import plan
