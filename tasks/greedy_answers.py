@@ -11,7 +11,7 @@ from configs.schema import PipelineConfig
 from configs.schema.evaluation import EvaluationSampling
 from tasks.artifacts import ArtifactRecord
 from tasks.environments.renderer import PromptRenderer
-from tasks.environments.row import Row
+from tasks.environments.row import Row, read_rows
 
 if TYPE_CHECKING:
     import numpy as np
@@ -35,7 +35,7 @@ def greedy_answers(
         renderer = PromptRenderer(
             load_tokenizer(inputs["rl"].path / "policy"), config.system_prompt
         )
-        rows = stratified(_heldout(inputs["data"]), count)
+        rows = stratified(read_rows(inputs["data"].path / "heldout.jsonl"), count)
         sampling = config.evaluation.sampling
         with LlamaCppEngine(
             gguf,
@@ -61,8 +61,3 @@ def context_needed(
     )
     turns = sampling.max_turns
     return longest + turns * sampling.max_new_tokens + (turns - 1) * OBSERVATION_TOKENS
-
-
-def _heldout(data: ArtifactRecord) -> list[Row]:
-    lines = (data.path / "heldout.jsonl").read_bytes().split(b"\n")
-    return [Row.model_validate_json(line) for line in lines if line]

@@ -15,7 +15,7 @@ from tasks.data.demonstrations import demonstrations
 from tasks.data.errors import DataGateError, NoTrainingRowsError, UnknownBandError
 from tasks.data.sources import Loaded, load
 from tasks.environments.calculator_problems import BANDS
-from tasks.environments.row import Row
+from tasks.environments.row import read_rows
 from tasks.gates.data_docs import write_data_docs
 from tasks.gates.verdict import GateVerdict, not_evaluated
 
@@ -70,12 +70,6 @@ def _uri(folder: Path) -> str:
 def dataset_hash(folder: Path) -> str:
     """One hash over the three JSONL files."""
     return hash_json({name: hash_file(folder / name) for name in FILES})
-
-
-def read_rows(path: Path) -> list[Row]:
-    """Canonical rows of a file this stage wrote."""
-    lines = path.read_bytes().split(b"\n")
-    return [Row.model_validate_json(line) for line in lines if line]
 
 
 def _clean_or_explain(loaded: Loaded, config: DataConfig, out_dir: Path) -> Cleaned:

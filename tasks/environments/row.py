@@ -1,5 +1,6 @@
 """Canonical rows: what data prep writes and every later stage reads."""
 
+from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
@@ -39,3 +40,14 @@ class Demonstration(BaseModel):
     messages: list[Message]
     learn_from: int = 0
     """Index of the first message that may be learnt; assistant messages before it are context."""
+
+
+def read_rows(path: Path) -> list[Row]:
+    """The rows of a file data prep wrote; only a line feed ends a line."""
+    return [Row.model_validate_json(line) for line in path.read_bytes().split(b"\n") if line]
+
+
+def read_demonstrations(path: Path) -> list[Demonstration]:
+    """The conversations data prep wrote."""
+    lines = path.read_bytes().split(b"\n")
+    return [Demonstration.model_validate_json(line) for line in lines if line]

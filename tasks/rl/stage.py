@@ -11,7 +11,7 @@ from tasks.artifacts.atomic import write_json, write_jsonl
 from tasks.artifacts.content_hash import hash_json
 from tasks.artifacts.progress import Reporter
 from tasks.artifacts.record import ArtifactRecord
-from tasks.environments.row import Row
+from tasks.environments.row import Row, read_rows
 from tasks.rl.checkpoint import Checkpoints
 from tasks.rl.errors import NoPromptsError
 from tasks.rl.grader import weigh
@@ -85,7 +85,7 @@ def training_rows(path: Path, bands: Sequence[str]) -> list[Row]:
     Raises:
         NoPromptsError: the bands leave none.
     """
-    rows = [Row.model_validate_json(x) for x in path.read_bytes().decode().split("\n") if x]
+    rows = read_rows(path)
     chosen = [row for row in rows if not bands or row.band in bands]
     if not chosen:
         raise NoPromptsError(

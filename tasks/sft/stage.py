@@ -11,7 +11,7 @@ from configs.schema.training import Lora
 from tasks.artifacts.progress import Reporter
 from tasks.artifacts.record import ArtifactRecord
 from tasks.environments.renderer import PromptRenderer
-from tasks.environments.row import Demonstration
+from tasks.environments.row import Demonstration, read_demonstrations
 from tasks.models.base import base_model
 from tasks.models.batching import micro_batches, pad_rows, valid_by_length
 from tasks.models.errors import NonFiniteStepError
@@ -65,12 +65,6 @@ def run(
             "parameters": sum(t.numel() for t in weights.values()),
         },
     )
-
-
-def read_demonstrations(path: Path) -> list[Demonstration]:
-    """The conversations data prep wrote."""
-    text = path.read_bytes().decode()
-    return [Demonstration.model_validate_json(line) for line in text.split("\n") if line]
 
 
 def encode(
