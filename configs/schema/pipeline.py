@@ -4,8 +4,15 @@ from pydantic import Field, model_validator
 
 from configs.schema.base import Config
 from configs.schema.data import DataConfig
+from configs.schema.deploy import DeployConfig
 from configs.schema.evaluation import EvaluationConfig
 from configs.schema.model import Model, ScratchModel
+from configs.schema.operations import (
+    AlertsConfig,
+    NightlyConfig,
+    PromotionConfig,
+    RetentionConfig,
+)
 from configs.schema.package import CostConfig, PackageConfig, TrackingConfig
 from configs.schema.quantize import QuantizeConfig
 from configs.schema.rl import RLConfig
@@ -45,6 +52,11 @@ class PipelineConfig(Config):
     tracking: TrackingConfig = TrackingConfig()
     cost: CostConfig = CostConfig()
     supervision: SupervisionConfig = SupervisionConfig()
+    nightly: NightlyConfig = NightlyConfig()
+    promotion: PromotionConfig = PromotionConfig()
+    alerts: AlertsConfig = AlertsConfig()
+    retention: RetentionConfig = RetentionConfig()
+    deploy: DeployConfig = DeployConfig()
 
     @model_validator(mode="after")
     def _heldout_has_problems(self) -> "PipelineConfig":

@@ -5,16 +5,15 @@ log-probability. `generate` has to keep the scores of every step for that.
 """
 
 import time
-from pathlib import Path
 
 import pytest
 import torch
 
 from configs.schema.model import ScratchModel
-from tasks.artifacts.atomic import write_json
 from tasks.models.scratch import build_model, train_tokenizer
 from tasks.sampling.transformers_engine import TransformersEngine
 from tasks.sampling.types import GenerateRequest, SamplingParams
+from tests.figures.record import record
 
 ROWS, NEW_TOKENS, ROUNDS = 128, 32, 3
 
@@ -37,6 +36,7 @@ def best_of(rounds, call):
 
 
 @pytest.mark.bench
+@pytest.mark.figure("sampling_over_generate")
 def test_sampling_loop_over_generate(model_and_end):
     model, end = model_and_end
     prompts = [list(range(3, 3 + 12 + row % 9)) for row in range(ROWS)]
@@ -74,17 +74,10 @@ def test_sampling_loop_over_generate(model_and_end):
     reference = best_of(ROUNDS, theirs)  # before the engine's own decode is in place
     ratio = best_of(ROUNDS, ours) / reference
     print(f"\nsampling loop over transformers generate: {ratio:.2f} ×")
-    write_json(
-        Path("runs/bench/sampling.json"),
-        {
-            "sampling_over_generate": {
-                "value": ratio,
-                "unit": "ratio",
-                "against": "transformers generate with logits kept",
-                "target": 1.0,
-                "met": ratio >= 1.0,
-                "note": f"{ROWS} rows × {NEW_TOKENS} tokens, 1.3 M parameters",
-            }
-        },
+    record(
+        "sampling_over_generate",
+        value=ratio,
+        met=ratio >= 1.0,
+        note=f"{ROWS} rows × {NEW_TOKENS} tokens, 1.3 M parameters",
     )
     assert ratio > 0.8, "the own loop must not be slower than what it replaces"
