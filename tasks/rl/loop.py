@@ -268,6 +268,7 @@ class AsyncLoop:
         """Close the batch's tickets, book what the step was worth; returns its metrics."""
         ages = [staleness_steps(g.oldest_step, self.state.learner_version) for g in groups]
         self.state.queue.consumed(int(g.group_id) for g in groups)
+        self.state.trained.append((report.learner_version, [g.row_id for g in groups]))
         self.state.ledger.count(SampleFate.TRAINED, self._config.batch_size)
         self.state.ledger.add_effective(report.effective_samples)
         metrics = self.state.meter.trained(groups, ages, report)

@@ -30,6 +30,8 @@ class LoopState:
         self.ledger = CostLedger(slots, usd_per_device_hour=0.0)
         self.attempt = 0
         self.learner_version = 0
+        self.trained: list[tuple[int, list[str]]] = []
+        """For every optimiser step, the rows whose groups it trained on."""
 
     @property
     def kl_coefficient(self) -> float:
@@ -46,6 +48,7 @@ class LoopState:
             "alarm": self.alarm.state_dict(),
             "meter": self.meter.state_dict(),
             "ledger": self.ledger.to_json(wall_s),
+            "trained": [[step, row_ids] for step, row_ids in self.trained],
         }
 
     def resume(self, saved: Saved) -> None:
@@ -62,3 +65,4 @@ class LoopState:
         self.alarm.load_state(state["alarm"])
         self.meter.load_state(state["meter"])
         self.ledger = CostLedger.from_json(state["ledger"])
+        self.trained = [(int(step), list(row_ids)) for step, row_ids in state["trained"]]

@@ -65,6 +65,8 @@ async def _run(
     finally:
         await runtime.stop()
     write_jsonl(out_dir / "rollouts.jsonl", final)
+    trained = [{"step": step, "row_ids": row_ids} for step, row_ids in state.trained]
+    write_jsonl(out_dir / "trained_rows.jsonl", trained)
     summary = summarise(config, state) | {
         "ledger": {
             "seconds": state.ledger.seconds_by_state(),

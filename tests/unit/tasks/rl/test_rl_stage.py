@@ -166,6 +166,10 @@ def test_killed_and_resumed_gives_the_policy_and_ids_of_a_run_never_killed(stage
     resumed, _ = stage("run", steps=8)
     assert resumed.sha256 == whole.sha256
     assert resumed.meta["resumes"] == 1 and whole.meta["resumes"] == 0
+    rows = [json.loads(x) for x in (out / "trained_rows.jsonl").read_text().splitlines()]
+    assert [r["step"] for r in rows] == list(range(1, 9))
+    never_killed = whole.path / "trained_rows.jsonl"
+    assert (out / "trained_rows.jsonl").read_bytes() == never_killed.read_bytes()
     assert learnt(out) == learnt(never)
     for ours, theirs in zip(lines(out), lines(never), strict=True):
         for row in (ours, theirs):
