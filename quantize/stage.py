@@ -3,7 +3,6 @@
 import dataclasses
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +11,12 @@ import numpy as np
 from configs.schema.quantize import QuantizeConfig, QuantType
 from quantize.architecture import read_shape
 from quantize.convert import ConversionReport, convert
+from quantize.divergence import against, scoring_context, targets, wanted_rows
 from quantize.errors import ParityGateError, RolloutsError
 from quantize.imatrix import collect, write_imatrix
 from quantize.parity import (
     RESAMPLES,
     Parity,
-    SequenceParity,
-    action_rows,
     attribution,
     compare,
     f16_problem,
@@ -32,7 +30,6 @@ from tasks.artifacts.bootstrap import Interval, bootstrap_mean, paired_bootstrap
 from tasks.artifacts.content_hash import hash_file, hash_json
 from tasks.artifacts.progress import Reporter
 from tasks.artifacts.record import ArtifactRecord
-from tasks.sampling.llama_cpp_context import LlamaCppContext
 
 logger = logging.getLogger(__name__)
 
@@ -79,7 +76,8 @@ def run(
     write_imatrix(matrix, imatrix, "policy rollouts")
     reports = _quantise_all(config.types, conversion.path, imatrix, steps, threads)
     paths = {quant_type: quant.path for quant_type, quant in reports.items()}
-    parities = _f16_against(conversion.path, paths, parity_set, threads)
+    scored = against(conversion.path, paths, parity_set, threads)
+    parities = {quant_type: summarise(sequences) for quant_type, sequences in scored.items()}
 
     answers = _answer_all(answer_greedily, out_dir, config, steps)
     steps.next("answer held-out problems with the snapshot")
@@ -141,31 +139,17 @@ def _gate_f16(parity: Parity, config: QuantizeConfig) -> None:
         )
 
 
-def _targets(rollout: RolloutTokens) -> np.ndarray:
-    """Ids of the sampled tokens that some position predicts."""
-    return np.asarray(rollout.token_ids[1:], np.int64)[np.asarray(rollout.action_mask[1:], bool)]
-
-
-def _wanted(rollouts: Sequence[RolloutTokens]) -> list[np.ndarray]:
-    return [action_rows(r.token_ids, r.action_mask) for r in rollouts]
-
-
-def _context(gguf: Path, rollouts: Sequence[RolloutTokens], threads: int) -> LlamaCppContext:
-    longest = max(len(r.token_ids) for r in rollouts)
-    return LlamaCppContext(gguf, parallel_sequences=8, n_ctx_per_seq=longest, threads=threads)
-
-
 def _hf_against_f16(
     policy_dir: Path, gguf: Path, rollouts: Sequence[RolloutTokens], threads: int
 ) -> Parity:
     """HF float32 logits against the F16 file's, one sequence in memory at a time."""
     ids = [r.token_ids for r in rollouts]
-    wanted = _wanted(rollouts)
-    with _context(gguf, rollouts, threads) as context:
+    wanted = wanted_rows(rollouts)
+    with scoring_context(gguf, rollouts, threads) as context:
         pairs = zip(
             _hf_logits(policy_dir, rollouts), context.logits_of(ids, wanted), rollouts, strict=True
         )
-        return summarise([compare(p, q, _targets(r)) for p, q, r in pairs])
+        return summarise([compare(p, q, targets(r)) for p, q, r in pairs])
 
 
 def _hf_logits(policy_dir: Path, rollouts: Sequence[RolloutTokens]) -> Iterator[np.ndarray]:
@@ -176,32 +160,13 @@ def _hf_logits(policy_dir: Path, rollouts: Sequence[RolloutTokens]) -> Iterator[
     model = AutoModelForCausalLM.from_pretrained(
         str(policy_dir), dtype=torch.float32, use_safetensors=True, local_files_only=True
     ).eval()
-    for rollout, rows in zip(rollouts, _wanted(rollouts), strict=True):
+    for rollout, rows in zip(rollouts, wanted_rows(rollouts), strict=True):
         with torch.inference_mode():
             hidden = model.model(
                 input_ids=torch.tensor([list(rollout.token_ids)]), use_cache=False
             ).last_hidden_state[0]
             logits = model.lm_head(hidden[torch.from_numpy(rows)])
         yield logits.float().numpy()
-
-
-def _f16_against(
-    f16: Path, quantised: Mapping[QuantType, Path], rollouts: Sequence[RolloutTokens], threads: int
-) -> dict[QuantType, Parity]:
-    """Every quantisation against F16 in one pass, one sequence in memory at a time."""
-    ids = [r.token_ids for r in rollouts]
-    wanted = _wanted(rollouts)
-    with ExitStack() as stack:
-        reference = stack.enter_context(_context(f16, rollouts, threads))
-        streams = {
-            name: stack.enter_context(_context(path, rollouts, threads)).logits_of(ids, wanted)
-            for name, path in quantised.items()
-        }
-        found: dict[QuantType, list[SequenceParity]] = {name: [] for name in quantised}
-        for rollout, p_logits in zip(rollouts, reference.logits_of(ids, wanted), strict=True):
-            for name, stream in streams.items():
-                found[name].append(compare(p_logits, next(stream), _targets(rollout)))
-    return {name: summarise(sequences) for name, sequences in found.items()}
 
 
 def _answer_all(
