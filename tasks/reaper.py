@@ -2,7 +2,8 @@
 
 A process of its own, because only a child subreaper sees every orphan (Ray's agents make sessions
 of their own and outlive their driver), and because it must outlive a killed pipeline: it is told
-by the kernel when its parent ends, stops the command, kills what is left, and goes.
+by the kernel when its parent ends, stops the command, kills what is left, and goes. PARENT_PID 0
+is nobody: a service that outlives whoever started it goes on until it is told to stop.
 
 Exit code: the command's, or 128 + the signal that ended it.
 """
@@ -72,7 +73,8 @@ def main(argv: list[str]) -> int:
     parent_pid, grace_s, command = int(argv[0]), float(argv[1]), argv[2:]
     stop = _Stop()
     become_subreaper()
-    die_with_parent(parent_pid, signal.SIGTERM)
+    if parent_pid:
+        die_with_parent(parent_pid, signal.SIGTERM)
     child = subprocess.Popen(command)
     code = child.returncode = _wait(child.pid, stop, grace_s)
     _end_all()

@@ -124,9 +124,10 @@ def stage_environment(token: str, *, offline: bool) -> dict[str, str]:
     return {**module_environment(), **extra, TOKEN_VARIABLE: token}
 
 
-def reaped_command(command: list[str], grace_s: float) -> list[str]:
-    """`command` under the reaper, as a child of this process."""
-    return [sys.executable, "-m", "tasks.reaper", str(os.getpid()), str(grace_s), *command]
+def reaped_command(command: list[str], grace_s: float, *, detached: bool = False) -> list[str]:
+    """`command` under the reaper, which ends with this process unless it is `detached`."""
+    parent = 0 if detached else os.getpid()
+    return [sys.executable, "-m", "tasks.reaper", str(parent), str(grace_s), *command]
 
 
 def _silent_s(folder: StageFolder, started: float) -> float:

@@ -23,7 +23,10 @@ class TrackingConfig(Config):
 
     experiment: str = "rl-pipeline"
     uri: str | None = None
-    """None is a SQLite file under the run folder."""
+    """None is the server of MLFLOW_TRACKING_URI, or else a SQLite file under the run folder."""
+    max_artifact_mb: float = Field(64.0, ge=0)
+    """Files up to this size are kept by MLflow itself; larger ones stand in the stage's manifest
+    by hash, with their path."""
 
 
 class CostConfig(Config):
