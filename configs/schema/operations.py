@@ -2,14 +2,19 @@
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from configs.schema.base import Config
+from configs.time_zones import time_zone
 
 
 class NightlyConfig(Config):
-    """What a scheduled night starts from, where new prompts come from, when it gives up."""
+    """When a night starts, from what, where new prompts come from, when it gives up."""
 
+    cron: str = "30 2 * * *"
+    """When `rl-pipeline nightly enable` has it start: minute, hour, day, month, weekday."""
+    timezone: str = "UTC"
+    """The zone whose clock and calendar the schedule means, as in Europe/Berlin."""
     start_from: Literal["base", "snapshot", "champion"] = "base"
     """`base` trains SFT anew on all rows; `snapshot` keeps the champion's SFT snapshot and does RL
     from it; `champion` goes on from the champion. The KL reference is what RL starts from."""
@@ -19,6 +24,12 @@ class NightlyConfig(Config):
     """With fewer new rows than this since the last night, it does not train, and says so."""
     max_start_delay_s: float = Field(6 * 3600.0, gt=0)
     """A scheduled run that starts later than this skips itself."""
+
+    @field_validator("timezone")
+    @classmethod
+    def _is_known(cls, name: str) -> str:
+        time_zone(name)
+        return name
 
 
 class PromotionConfig(Config):
