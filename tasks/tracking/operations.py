@@ -81,6 +81,11 @@ def end_run(run: str, status: RunStatus) -> Operation:
     return {"op": "end_run", "run": run, "status": status, "end_ms": now_ms()}
 
 
+def follow_ledger(ledger_path: Path) -> Operation:
+    """Bring the registered model and its aliases in line with a promotion ledger, as it then is."""
+    return {"op": "registry", "ledger": str(ledger_path.resolve())}
+
+
 class Speaker:
     """Says operations to one MLflow store; keeps which local name is which MLflow run."""
 
@@ -194,6 +199,16 @@ class Speaker:
         )
         self.client.finalize_logged_model(model.model_id, "READY")
         return str(model.model_id)
+
+    def _say_registry(self, op: Operation) -> None:
+        from tasks.tracking.promotion_ledger import LedgerError, PromotionLedger
+        from tasks.tracking.registry import ForeignRegistryError, follow_ledger
+
+        path = Path(op["ledger"])
+        try:
+            follow_ledger(self.client, PromotionLedger(path.parent.parent, path.stem))
+        except (ForeignRegistryError, LedgerError) as error:
+            logger.warning("%s", error)  # the store took it; what is wrong lies elsewhere
 
     def _say_end_run(self, op: Operation) -> None:
         self.client.set_terminated(self.ids[op["run"]], op["status"], op["end_ms"])
