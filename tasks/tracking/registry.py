@@ -10,7 +10,6 @@ import fcntl
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tasks.tracking.promotion_entries import Entry, LedgerState, Release, fold
