@@ -5,11 +5,12 @@ Standard library only, Python 3.10.
     python3 -S -E -B agent.py --bundle DIR --port 8080 --python /path/to/venv/bin/python
 
 `POST /v1/chat/completions` (`stream` too), `GET /v1/models`, `GET /health` (503 while the model
-loads, 200 after), `POST /extras/tokenize`. Tools named in a request that the bundle does not own
+loads, 200 after; with the release that is served), `POST /extras/tokenize`. Tools named in a request that the bundle does not own
 are shown to the model and come back as `tool_calls` for the client to answer.
 """
 
 import argparse
+import hashlib
 import http.client
 import http.server
 import ipaddress
@@ -68,8 +69,11 @@ class Front(http.server.ThreadingHTTPServer):
     daemon_threads = True
     allow_reuse_address = True
 
-    def __init__(self, address: "tuple[str, int]", child: LlamaChild, manifest: dict) -> None:
+    def __init__(
+        self, address: "tuple[str, int]", child: LlamaChild, manifest: dict, release: str
+    ) -> None:
         self.child = child
+        self.release = release
         self.settings = AgentSettings.from_manifest(manifest)
         serving = manifest["serving"]
         self.max_request_bytes = serving["max_request_bytes"]
@@ -119,7 +123,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
         path = urlsplit(self.path).path
         if path == "/health":
             ready = self.server.child.ready
-            self._json(200 if ready else 503, {"status": "ok" if ready else "loading"})
+            status = "ok" if ready else "loading"
+            self._json(200 if ready else 503, {"status": status, "release": self.server.release})
         elif path == "/v1/models":
             self._forward("GET", None)
         else:
@@ -227,7 +232,8 @@ def run(options: argparse.Namespace) -> int:
     if not _is_loopback(options.host):
         log.error("--host %s: only a loopback address is allowed; use an SSH tunnel", options.host)
         return 2
-    manifest = json.loads((options.bundle / "manifest.json").read_bytes())
+    raw = (options.bundle / "manifest.json").read_bytes()
+    manifest, release = json.loads(raw), hashlib.sha256(raw).hexdigest()
     quant = options.quant or manifest["default"]
     if quant not in manifest["models"]:
         log.error("--quant %s: have %s", quant, ", ".join(sorted(manifest["models"])))
@@ -243,7 +249,7 @@ def run(options: argparse.Namespace) -> int:
         log.error("%s", error)
         return 2
     try:
-        front = Front((options.host, options.port), child, manifest)
+        front = Front((options.host, options.port), child, manifest, release)
     except OSError as error:
         child.stop()
         log.error("cannot listen on %s:%d: %s", options.host, options.port, error.strerror)

@@ -2,7 +2,11 @@
 # Installs this bundle from the folder it lies in. Nothing is fetched.
 #
 #   install.sh [--root DIR] [--allowed-signers FILE] [--python FILE] [--port N]
-#              [--skip-hardware] [--smoke]
+#              [--skip-hardware] [--smoke] [--stage-only] [--unit-only] [--reclaim BYTES]
+#
+# --stage-only puts the release beside the running one and switches nothing; --unit-only writes the
+# service unit for the release that `current` names. Deploying over SSH does the rest between them.
+# --reclaim: memory that the running release gives back when it stops.
 #
 # DIR/opt/rl-pipeline/NAME/releases/SHA/   this release, read-only
 # DIR/opt/rl-pipeline/NAME/current         link to it, switched in one step
@@ -13,7 +17,7 @@
 set -euo pipefail
 umask 022
 
-root=/ signers='' python='' port=8080 skip_hardware='' smoke=''
+root=/ signers='' python='' port=8080 skip_hardware='' smoke='' stage_only='' unit_only='' reclaim=0
 here=$(CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd -P)
 
 die() { printf 'install: %s\n' "$*" >&2; exit 1; }
@@ -28,11 +32,15 @@ while [[ $# -gt 0 ]]; do
     --port) need_value "$@"; port=$2; shift 2 ;;
     --skip-hardware) skip_hardware=--skip-hardware; shift ;;
     --smoke) smoke=yes; shift ;;
+    --stage-only) stage_only=yes; shift ;;
+    --unit-only) unit_only=yes; shift ;;
+    --reclaim) need_value "$@"; reclaim=$2; shift 2 ;;
     -h|--help) sed -n '2,/^set /{/^#/s/^# \{0,1\}//p}' "$here/install.sh"; exit 0 ;;
     *) die "unknown option $1; see --help" ;;
   esac
 done
 [[ $port =~ ^[0-9]{1,5}$ && $port -ge 1 && $port -le 65535 ]] || die "--port $port: expected 1 to 65535"
+[[ $reclaim =~ ^[0-9]{1,15}$ ]] || die "--reclaim $reclaim: expected a number of bytes"
 [[ -d $root ]] || die "--root $root is not a folder"
 root=$(CDPATH='' cd -- "$root" && pwd -P)
 prefix=${root%/}
@@ -48,6 +56,23 @@ field() { py -c 'import json, sys; print(json.load(open(sys.argv[1]))[sys.argv[2
 name=$(field "$here/manifest.json" name) || die "$here holds no readable manifest.json"
 [[ $name =~ ^[a-z0-9][a-z0-9_-]*$ ]] || die "manifest.json: bad name"
 app=$prefix/opt/rl-pipeline/$name
+unit=rl-pipeline-$name.service
+units=$prefix/etc/systemd/system
+
+write_unit() {
+  if [[ -n $live ]] && ! id rl-pipeline >/dev/null 2>&1; then
+    useradd --system --no-create-home --shell /usr/sbin/nologin rl-pipeline
+  fi
+  mkdir -p "$units"
+  sed -e "s|@APP@|/opt/rl-pipeline/$name|g" -e "s|@PYTHON@|$python|g" -e "s|@PORT@|$port|g" \
+    "$app/current/agent.service" >"$units/.$unit.$$"
+  mv -T "$units/.$unit.$$" "$units/$unit"
+}
+if [[ -n $unit_only ]]; then
+  [[ -f $app/current/agent.service ]] || die "$app/current names no release"
+  write_unit
+  exit 0
+fi
 # Once a release is installed, its verifier, which was judged then, judges the next bundle.
 judge=$here/verify.py
 [[ -f $app/current/verify.py ]] && judge=$app/current/verify.py
@@ -58,7 +83,7 @@ cp -- "$judge" "$work/verify.py" # the release it lies in may be replaced below
 verify() { py "$work/verify.py" "$1" --allowed-signers "$signers"; }
 verify "$here" || die "nothing was changed"
 py "$here/preflight.py" --bundle "$here" --root "$root" --target "$app" --python "$python" \
-  ${skip_hardware:+"$skip_hardware"} || die "nothing was changed"
+  --reclaim "$reclaim" ${skip_hardware:+"$skip_hardware"} || die "nothing was changed"
 
 sha=$(sha256sum "$here/manifest.json" | cut -c1-12)
 release=$app/releases/$sha
@@ -80,6 +105,10 @@ if [[ ! -e $release ]] || ! verify "$release"; then
   mv -T "$incoming" "$release"
 fi
 rm -rf "$app"/releases/.incoming.*
+if [[ -n $stage_only ]]; then
+  say "$name: release $sha lies beside the running one"
+  exit 0
+fi
 
 link() { # link NAME RELEASE: switch in one step
   ln -s "releases/$2" "$app/.$1.$$"
@@ -87,15 +116,6 @@ link() { # link NAME RELEASE: switch in one step
 }
 before=''
 [[ -L $app/current ]] && before=$(basename -- "$(readlink -- "$app/current")")
-unit=rl-pipeline-$name.service
-units=$prefix/etc/systemd/system
-
-write_unit() {
-  mkdir -p "$units"
-  sed -e "s|@APP@|/opt/rl-pipeline/$name|g" -e "s|@PYTHON@|$python|g" -e "s|@PORT@|$port|g" \
-    "$app/current/agent.service" >"$units/.$unit.$$"
-  mv -T "$units/.$unit.$$" "$units/$unit"
-}
 restart() {
   systemctl daemon-reload
   systemctl enable "$unit"
@@ -108,9 +128,6 @@ good() { # the release that `current` names starts and answers as recorded
     "$app/current/smoke.sh" --python "$python"
   fi
 }
-if [[ -n $live ]] && ! id rl-pipeline >/dev/null 2>&1; then
-  useradd --system --no-create-home --shell /usr/sbin/nologin rl-pipeline
-fi
 link current "$sha"
 write_unit
 if ! good; then

@@ -72,9 +72,12 @@ def available_bytes(root: Path) -> int:
     return int(match[1]) * 1024
 
 
-def check_memory(root: Path, need: int) -> str:
-    """Compare what the default model needs with what is free now."""
-    have = available_bytes(root)
+def check_memory(root: Path, need: int, reclaim: int = 0) -> str:
+    """Compare what the default model needs with what is free now.
+
+    `reclaim` bytes are held by the release that stops before this one starts.
+    """
+    have = available_bytes(root) + reclaim
     if have < need:
         raise PreflightError(
             f"MemAvailable is {have // MEBIBYTE} MiB, the model needs {need // MEBIBYTE} MiB "
@@ -115,7 +118,13 @@ def check_runtime(python: str, wanted: str) -> str:
 
 
 def preflight(
-    manifest: Mapping, root: Path, target: "Path | None", python: str, *, hardware: bool
+    manifest: Mapping,
+    root: Path,
+    target: "Path | None",
+    python: str,
+    *,
+    hardware: bool,
+    reclaim: int = 0,
 ) -> "list[str]":
     """What was found, one line a check.
 
@@ -132,7 +141,7 @@ def preflight(
     if hardware:
         checks += [
             lambda: check_l4t(root, manifest["l4t"]),
-            lambda: check_memory(root, need),
+            lambda: check_memory(root, need, reclaim),
         ]
     found, failed = [], []
     for check in checks:
@@ -154,12 +163,22 @@ def main(argv: "list[str] | None" = None) -> int:
     parser.add_argument("--target", type=Path, help="folder a copy is to be made in")
     parser.add_argument("--python", default="python3")
     parser.add_argument("--skip-hardware", action="store_true", help="leave out L4T and memory")
+    parser.add_argument(
+        "--reclaim", type=int, default=0, help="bytes the running release gives back when it stops"
+    )
     options = parser.parse_args(argv)
     logging.basicConfig(level=logging.INFO, format="preflight: %(message)s", stream=sys.stderr)
     manifest = json.loads((options.bundle / "manifest.json").read_bytes())
     hardware = not options.skip_hardware
     try:
-        lines = preflight(manifest, options.root, options.target, options.python, hardware=hardware)
+        lines = preflight(
+            manifest,
+            options.root,
+            options.target,
+            options.python,
+            hardware=hardware,
+            reclaim=options.reclaim,
+        )
     except PreflightError as error:
         log.error("FAILED: %s", error)
         return 1

@@ -121,11 +121,12 @@ def test_special_strings_of_a_user_stay_text(agent):
     assert spiked["usage"]["prompt_tokens"] > plain["usage"]["prompt_tokens"] + 1
 
 
-def test_models_and_health(agent):
+def test_models_and_health(agent, package):
     status, raw = _send(agent, "GET", "/v1/models")
     assert status == 200
     assert [m["id"] for m in json.loads(raw)["data"]] == ["agent"]
-    assert _send(agent, "GET", "/health") == (200, b'{"status": "ok"}')
+    status, body = _send(agent, "GET", "/health")
+    assert (status, json.loads(body)) == (200, {"status": "ok", "release": package.record.sha256})
 
 
 def test_progress_was_told(agent, seen):
