@@ -214,7 +214,10 @@ def upload(
     console().print(f"{said} operations uploaded" if said else "nothing was pending")
 
 
-COMMANDS: tuple[str, ...] = ()
+COMMANDS: tuple[str, ...] = (
+    "flows.cli_lineage_commands",
+    "flows.cli_alert_commands",
+)
 """Modules with further commands; each has `register(app)` and imports what it needs late."""
 
 for _module in COMMANDS:
