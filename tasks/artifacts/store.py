@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -155,3 +156,20 @@ class StageFolder:
             shutil.rmtree(doomed, ignore_errors=True)
             os.replace(self.path, doomed)
             shutil.rmtree(doomed, ignore_errors=True)
+
+
+def finished_outputs(store: Path) -> Iterator[tuple[StageFolder, Finished]]:
+    """Every whole output of a store, by stage and key; files are not re-hashed."""
+    for mark in sorted(store.glob(f"*/*/{CONTROL}/finished.json")):
+        folder = StageFolder(store, mark.parts[-4], _key_of(mark))
+        finished = folder.read_mark() if folder.control == mark.parent else None
+        if finished is not None:
+            yield folder, finished
+
+
+def _key_of(mark: Path) -> str:
+    """The whole key of a mark, of which the folder's name has the beginning."""
+    try:
+        return str(json.loads(mark.read_bytes())["key"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""

@@ -176,10 +176,19 @@ def default_uri(runs: Path) -> str:
 
 
 def open_tracker(runs: Path, run_dir: Path, experiment: str, uri: str | None) -> Tracker:
-    """The tracker of one run; a store is made where there is none."""
-    resolved = uri or default_uri(runs)
+    """The tracker of one run: the store of the config, else MLFLOW_TRACKING_URI, else local."""
+    resolved = uri or os.environ.get("MLFLOW_TRACKING_URI") or default_uri(runs)
     artifacts = None if resolved.startswith("http") else local_artifacts(runs)
     return Tracker(Speaker(resolved, experiment, artifacts), run_dir)
+
+
+def reading_speaker(runs: Path) -> Speaker | None:
+    """For questions only: the configured store, else the local one where there is one."""
+    configured = os.environ.get("MLFLOW_TRACKING_URI")
+    if not configured and not (runs / "mlflow.db").exists():
+        return None
+    prepare_environment()
+    return Speaker(configured or default_uri(runs), "rl-pipeline", None)
 
 
 def owner_tags() -> dict[str, str]:
