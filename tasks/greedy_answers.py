@@ -1,4 +1,4 @@
-"""How the quantise stage measures accuracy: held-out problems, greedily, through llama.cpp.
+"""How a GGUF file is judged: held-out problems, answered greedily through llama.cpp.
 
 The same turn-and-tool loop and verifier as training and evaluation; only the engine differs.
 """
@@ -12,6 +12,7 @@ from configs.schema.evaluation import EvaluationSampling
 from tasks.artifacts import ArtifactRecord
 from tasks.environments.renderer import PromptRenderer
 from tasks.environments.row import Row, read_rows
+from tasks.evaluation.types import AnswerRecord, ServedModel
 
 if TYPE_CHECKING:
     import numpy as np
@@ -20,31 +21,52 @@ OBSERVATION_TOKENS = 128
 """Room for one tool answer and the template around it."""
 
 
+def answer_as_served(
+    model: ServedModel,
+    rows: Sequence[Row],
+    progress: Callable[[int, int], None] | None = None,
+    *,
+    parallel: int,
+    threads: int,
+) -> list[AnswerRecord]:
+    """The model's graded answers to `rows`, in their order, through llama.cpp."""
+    from tasks.environments import tools_named
+    from tasks.evaluation.answers import answer_greedily
+    from tasks.models.load import load_tokenizer
+    from tasks.sampling.llama_cpp_engine import LlamaCppEngine
+
+    renderer = PromptRenderer(load_tokenizer(model.tokenizer), model.system_prompt)
+    with LlamaCppEngine(
+        model.gguf,
+        n_ctx_per_seq=context_needed(rows, renderer, model.sampling),
+        parallel_sequences=min(parallel, len(rows)),
+        threads=threads,
+        end_of_turn_ids=(renderer.end_of_turn_id,),
+    ) as engine:
+        tools = tools_named(model.tools)
+        return answer_greedily(engine, rows, renderer, tools, model.sampling, progress=progress)
+
+
 def greedy_answers(
     config: PipelineConfig, inputs: Mapping[str, ArtifactRecord], threads: int
 ) -> "Callable[[Path, int], np.ndarray]":
     """A function `(GGUF file, n)` → 1.0 or 0.0 for each of n held-out problems, in one order."""
 
     def answer(gguf: Path, count: int) -> "np.ndarray":
-        from tasks.environments import tools_named
-        from tasks.evaluation.answers import greedy_correct
+        from tasks.evaluation.metrics import correctness
         from tasks.evaluation.selection import stratified
-        from tasks.models.load import load_tokenizer
-        from tasks.sampling.llama_cpp_engine import LlamaCppEngine
 
-        renderer = PromptRenderer(
-            load_tokenizer(inputs["rl"].path / "policy"), config.system_prompt
-        )
         rows = stratified(read_rows(inputs["data"].path / "heldout.jsonl"), count)
-        sampling = config.evaluation.sampling
-        with LlamaCppEngine(
+        model = ServedModel(
             gguf,
-            n_ctx_per_seq=context_needed(rows, renderer, sampling),
-            parallel_sequences=min(config.quantize.parallel_sequences, len(rows)),
-            threads=threads,
-            end_of_turn_ids=(renderer.end_of_turn_id,),
-        ) as engine:
-            return greedy_correct(engine, rows, renderer, tools_named(config.tools), sampling)
+            inputs["rl"].path / "policy",
+            config.system_prompt,
+            config.tools,
+            config.evaluation.sampling,
+        )
+        parallel = config.quantize.parallel_sequences
+        answers = answer_as_served(model, rows, parallel=parallel, threads=threads)
+        return correctness(answers)[:, 0]
 
     return answer
 

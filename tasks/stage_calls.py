@@ -31,7 +31,11 @@ def data(
 def sft(
     config: PipelineConfig, inputs: Inputs, out_dir: Path, report: Reporter, facts: Facts
 ) -> ArtifactRecord:
-    """The reference snapshot."""
+    """The reference snapshot: learnt, or taken over from an earlier release."""
+    from tasks.sft.start import INPUT, adopt
+
+    if INPUT in inputs:
+        return adopt(inputs[INPUT], out_dir, report)
     from tasks.sft.stage import run
 
     return run(config, inputs, out_dir, report)
@@ -66,6 +70,31 @@ def quantize(
     threads = usable_cores()
     answer = greedy_answers(config, inputs, threads)
     return run(config.quantize, inputs, out_dir, report, answer_greedily=answer, threads=threads)
+
+
+def challenge(
+    config: PipelineConfig, inputs: Inputs, out_dir: Path, report: Reporter, facts: Facts
+) -> ArtifactRecord:
+    """Candidate against champion, each as it is served: its bundle's file, prompt and limits."""
+    from functools import partial
+
+    from tasks.artifacts.machine import usable_cores
+    from tasks.evaluation.challenge import run
+    from tasks.greedy_answers import answer_as_served
+
+    answer = partial(
+        answer_as_served,
+        parallel=config.quantize.parallel_sequences,
+        threads=usable_cores(),
+    )
+    return run(
+        inputs,
+        out_dir,
+        report,
+        problems=config.promotion.problems,
+        resamples=config.evaluation.bootstrap_resamples,
+        answer=answer,
+    )
 
 
 def package(

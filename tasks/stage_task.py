@@ -1,4 +1,4 @@
-"""What the six thin tasks share: caching by content, the supervised process, and its reporting."""
+"""What the thin tasks share: caching by content, the supervised process, and its reporting."""
 
 import time
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ from tasks.artifacts.store import StageFolder
 from tasks.events import Event
 from tasks.run_context import RunContext, current_run
 from tasks.stage_process import StageRequest
-from tasks.stages import STAGES, may_go_online, slice_values
+from tasks.stages import may_go_online, slice_values, stage_spec
 from tasks.supervise import (
     Callbacks,
     Progress,
@@ -140,7 +140,7 @@ def _run_logged(run: RunContext, folder: StageFolder, inputs: Mapping[str, Any])
     records = {name: ArtifactRecord.model_validate(value) for name, value in inputs.items()}
     log = StageLog(run.tracker, stage, run.config.profile)
     log.open(records, {"cached": "false", "cache_key": folder.key})
-    log.params(slice_values(run.config, STAGES[stage].slice))
+    log.params(slice_values(run.config, stage_spec(stage).slice))
     status: RunStatus = "KILLED"
     reporting = StageReporting(run, stage, log)
     try:
@@ -162,7 +162,7 @@ def _work(
     reporting: StageReporting,
 ) -> ArtifactRecord:
     """Run the stage under its supervisor, mark its output whole, and report it."""
-    spec = STAGES[folder.stage]
+    spec = stage_spec(folder.stage)
     request = StageRequest(
         stage=spec.name,
         entry=spec.entry,

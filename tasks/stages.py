@@ -35,6 +35,8 @@ class StageSpec:
     """Modules its import closure starts from; all files beside the first one count too."""
     shown: tuple[str, ...] = ()
     """Keys it sees that change nothing a later stage reads; they do not make it run again."""
+    optional: tuple[str, ...] = ()
+    """Records it gets on some runs only, such as what a night took in."""
 
 
 STAGES: dict[str, StageSpec] = {
@@ -47,6 +49,7 @@ STAGES: dict[str, StageSpec] = {
             entry="tasks.stage_calls:data",
             code=("tasks.data.stage",),
             shown=("data.rl_bands",),  # only checked against the bands there are
+            optional=("intake",),
         ),
         StageSpec(
             name="sft",
@@ -54,6 +57,7 @@ STAGES: dict[str, StageSpec] = {
             slice=("model", "sft", "system_prompt"),
             entry="tasks.stage_calls:sft",
             code=("tasks.sft.stage",),
+            optional=("start",),
         ),
         StageSpec(
             name="rl",
@@ -100,6 +104,33 @@ STAGES: dict[str, StageSpec] = {
         ),
     )
 }
+
+BESIDE: dict[str, StageSpec] = {
+    spec.name: spec
+    for spec in (
+        StageSpec(
+            name="challenge",
+            inputs=("data", "rl", "package", "champion_rl", "champion_package"),
+            slice=(
+                "promotion.problems",
+                "evaluation.bootstrap_resamples",
+                "quantize.parallel_sequences",
+            ),
+            entry="tasks.stage_calls:challenge",
+            code=("tasks.evaluation.challenge", "tasks.greedy_answers"),
+        ),
+    )
+}
+"""Work that some runs do beside the stages, kept and supervised like them."""
+
+
+def stage_spec(name: str) -> StageSpec:
+    """The stage of this name, one of the pipeline's or one beside it.
+
+    Raises:
+        KeyError: there is none.
+    """
+    return STAGES[name] if name in STAGES else BESIDE[name]
 
 
 def _by_head(paths: Iterable[tuple[str, ...]]) -> dict[str, list[tuple[str, ...]]]:

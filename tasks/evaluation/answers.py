@@ -7,14 +7,11 @@ draws, so that their difference is theirs and not the dice's.
 
 from collections.abc import Callable, Mapping, Sequence
 
-import numpy as np
-
 from configs.schema.evaluation import EvaluationSampling
 from tasks.artifacts import hash_bytes
 from tasks.environments.renderer import PromptRenderer
 from tasks.environments.row import Row
 from tasks.environments.toolcall import Tool
-from tasks.evaluation.metrics import correctness
 from tasks.evaluation.types import AnswerRecord
 from tasks.rewards.verdict import Outcome
 from tasks.rewards.verifiers import stated_answer, verify
@@ -54,7 +51,7 @@ def answer_problems(
     return records
 
 
-def greedy_correct(
+def answer_greedily(
     engine: RolloutEngine,
     rows: Sequence[Row],
     renderer: PromptRenderer,
@@ -62,11 +59,10 @@ def greedy_correct(
     sampling: EvaluationSampling,
     *,
     progress: Progress | None = None,
-) -> np.ndarray:
-    """1.0 where the greedy answer is correct, float64 (N,), rows in order; one sample of each."""
+) -> list[AnswerRecord]:
+    """One graded greedy answer to each row, rows in order."""
     greedy = sampling.model_copy(update={"temperature": 0.0, "samples": 1})
-    records = answer_problems(engine, rows, renderer, tools, greedy, progress=progress)
-    return correctness(records)[:, 0]
+    return answer_problems(engine, rows, renderer, tools, greedy, progress=progress)
 
 
 def episode_tasks(rows: Sequence[Row], sampling: EvaluationSampling) -> list[EpisodeTask]:

@@ -1,8 +1,10 @@
-"""One answer to one held-out problem, as it is graded, counted and shown to a person."""
+"""One answer to one held-out problem as it is graded and shown, and what gives answers."""
 
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
+from configs.schema.evaluation import EvaluationSampling
 from tasks.rewards.verdict import Outcome
 
 
@@ -41,3 +43,16 @@ class AnswerRecord:
     def to_json(self) -> dict[str, Any]:
         """The line as written."""
         return {**asdict(self), "outcome": self.outcome.value}
+
+
+@dataclass(frozen=True)
+class ServedModel:
+    """A model as its bundle serves it."""
+
+    gguf: Path
+    tokenizer: Path
+    """Folder of the tokenizer it was trained with."""
+    system_prompt: str | None
+    tools: tuple[str, ...]
+    sampling: EvaluationSampling
+    """Greedy, one sample, the bundle's limits."""

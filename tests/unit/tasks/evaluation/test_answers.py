@@ -1,6 +1,5 @@
 """Answers are drawn with the seeds promised and graded by the one verifier."""
 
-import numpy as np
 import pytest
 
 from configs.schema.evaluation import EvaluationSampling
@@ -9,10 +8,10 @@ from tasks.environments import tools_named
 from tasks.environments.row import Row
 from tasks.evaluation import answers
 from tasks.evaluation.answers import (
+    answer_greedily,
     answer_problems,
     answer_seed,
     episode_tasks,
-    greedy_correct,
     same_answer,
 )
 from tasks.evaluation.metrics import evaluate
@@ -175,12 +174,12 @@ def test_chunks_do_not_change_answers_or_order(engine_that_says, renderer, monke
     assert told == [(3, 10), (6, 10), (9, 10), (10, 10)]
 
 
-def test_greedy_correct_is_one_greedy_answer_each(engine_that_says, renderer):
+def test_answer_greedily_gives_one_greedy_answer_each(engine_that_says, renderer):
     engine = engine_that_says(lambda prompt, seed: ("7" if "2+5" in prompt else "8", False))
     problems = [row("7", row_id="a", prompt="2+5=?"), row("7", row_id="b", prompt="3+4=?")]
     sampling = EvaluationSampling(samples=4, temperature=1.0)
-    correct = greedy_correct(engine, problems, renderer, {}, sampling)
-    np.testing.assert_array_equal(correct, [1.0, 0.0])
+    records = answer_greedily(engine, problems, renderer, {}, sampling)
+    assert [(r.row_id, r.sample, r.correct) for r in records] == [("a", 0, True), ("b", 0, False)]
     assert {r.params.temperature for r in engine.requests} == {0.0}
     assert len(engine.requests) == 2
 
