@@ -6,9 +6,11 @@ from statistics import mean
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from flows.lineage_graph import Lineage
+from flows.lineage_graph import Lineage, LineageQueryError
 from flows.lineage_graph import Node as Thing
+from flows.lineage_query import resolve
 from flows.lineage_show import HASH_CHARS, missing
+from flows.lineage_sources import gather
 from flows.report_graph import Edge, Node, lineage_graph
 from flows.report_text import clipped_line, visible
 from tasks.artifacts import write_atomic
@@ -24,6 +26,20 @@ def write_lineage_page(graph: Lineage, thing: Thing, path: Path) -> Path:
         ArtifactWriteError: the disk refused.
     """
     return write_atomic(path, render(graph, thing))
+
+
+def write_run_lineage(runs_dir: Path, run_dir: Path) -> Path | None:
+    """The page of what a run made last, in the run's folder; None where it made nothing.
+
+    Raises:
+        ArtifactWriteError: the disk refused.
+    """
+    graph = gather(runs_dir)
+    try:
+        thing = resolve(graph, runs_dir, str(run_dir))
+    except LineageQueryError:
+        return None
+    return write_lineage_page(graph, thing, run_dir / "lineage.html")
 
 
 def render(graph: Lineage, thing: Thing) -> str:

@@ -16,7 +16,10 @@ from prefect.runtime import flow_run
 from prefect.tasks import Task
 
 from configs.schema import PipelineConfig
+from flows.alerts import start_alert
+from flows.lineage_page import write_run_lineage
 from flows.report import write_report
+from flows.run_alerts import run_alerts
 from flows.run_id import new_run_id
 from flows.run_lock import RunLock
 from flows.summary import link_latest, write_summary
@@ -226,16 +229,17 @@ def open_run(
         stack.enter_context(entered(run.context))
         _open_parent(run)
         status: RunStatus = "KILLED"
+        failure: Exception | None = None
         try:
             run.context.tell(Event("run_started", message=launch.run_id))
             with contextlib.suppress(StoppedAfter):
                 yield run
             status = "FINISHED"
-        except Exception:
-            status = "FAILED"
+        except Exception as error:
+            status, failure = "FAILED", error
             raise
         finally:
-            _close(run, status)
+            _close(run, status, failure)
 
 
 def _new_run(config: PipelineConfig, launch: Launch, sampler: PeakSampler) -> Run:
@@ -295,17 +299,25 @@ def _open_parent(run: Run) -> None:
     )
 
 
-def _close(run: Run, status: RunStatus) -> None:
-    """Write summary and report, log them, close MLflow's run; what it does not take is kept."""
+def _close(run: Run, status: RunStatus, failure: Exception | None) -> None:
+    """Write summary and report, log them, close MLflow's run; what it does not take is kept.
+
+    Alerts go out meanwhile; who did not take one is a warning of the run.
+    """
     context = run.context
     context.tracker.retry()
     run.summary = write_summary(context, run.machine, run.git, run.launch.started_s, status)
     link_latest(context.runs_dir, context.run_id)
     told = len(context.warnings)
+    alerts = context.config.alerts
+    wanted = run_alerts(alerts, run.summary, failure)
+    sending = [start_alert(alerts, alert, context.runs_dir) for alert in wanted]
     try:
         _report(context)
     finally:
         _close_parent(run, status)
+    for problem in (p for s in sending for p in s.wait().problems):
+        context.tell(Event("warning", message=problem))
     if len(context.warnings) > told:
         run.summary = write_summary(context, run.machine, run.git, run.launch.started_s, status)
     context.tell(Event("run_finished", message=str(context.run_dir / "summary.json")))
@@ -319,7 +331,7 @@ def _close_parent(run: Run, status: RunStatus) -> None:
         set_tags(PARENT, shown),
         *(
             log_file(PARENT, context.run_dir / name, None)
-            for name in ("summary.json", "records.json", "report.html")
+            for name in ("summary.json", "records.json", "report.html", "lineage.html")
             if (context.run_dir / name).exists()
         ),
         end_run(PARENT, status),
@@ -336,9 +348,10 @@ def _close_parent(run: Run, status: RunStatus) -> None:
 
 
 def _report(context: RunContext) -> None:
-    """Write `report.html`; a full disk or a figure the page cannot take must not end the run."""
+    """Write report and lineage pages; a full disk or a figure the page cannot take must not end the run."""
     try:
         write_report(context.run_dir)
+        write_run_lineage(context.runs_dir, context.run_dir)
     except (ArtifactWriteError, TemplateError) as error:
         context.tell(Event("warning", message=f"no report: {error}"))
 
