@@ -22,7 +22,7 @@ MAX_REASONS = 3
 _ABSENT = object()
 _LABELS = {
     "config": "config {name} {old} -> {new}",
-    "inputs": "input {name} changed",
+    "inputs": "input {name} {verb}",
     "files": "file {name} changed",
     "code": "code {name} {verb}",
     "lock": "lock {name} {verb}",
@@ -46,9 +46,10 @@ class StageKey:
 def stage_key(
     spec: StageSpec, config: PipelineConfig, inputs: Mapping[str, ArtifactRecord]
 ) -> StageKey:
-    """The key of `spec` under `config` with `inputs` (all that `spec.inputs` names)."""
+    """The key of `spec` under `config` with `inputs`: all of `spec.inputs`, of `optional` any."""
     parts = key_parts(spec, config)
-    parts["inputs"] = {name: inputs[name].sha256 for name in spec.inputs}
+    given = (*spec.inputs, *(name for name in spec.optional if name in inputs))
+    parts["inputs"] = {name: inputs[name].sha256 for name in given}
     return StageKey(spec.name, parts)
 
 

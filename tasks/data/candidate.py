@@ -24,6 +24,8 @@ class Candidate:
     meta: dict[str, Any] = field(default_factory=dict)
     raw: dict[str, Any] = field(default_factory=dict)
     """The row as it stood in its file, for the quarantine."""
+    dropped: bool = False
+    """From the drop folder: it belongs to the training side, whatever is split."""
 
     def row(self) -> Row:
         """The canonical row; raises pydantic's ValidationError where the gate was not asked."""

@@ -37,6 +37,8 @@ class Cleaned:
     quarantined: list[Quarantined]
     verdicts: list[GateVerdict]
     """Over the rows as read: they say which rows to set aside, and may have failed."""
+    given_up: int = 0
+    """Rows the source would hold out now, but for the held-out set that is frozen."""
 
 
 def clean(loaded: Loaded, config: DataConfig, quarantined: list[Quarantined]) -> Cleaned:
@@ -50,18 +52,32 @@ def clean(loaded: Loaded, config: DataConfig, quarantined: list[Quarantined]) ->
     quarantined += loaded.quarantined
     train, verdict = set_aside(loaded.train, "train", config, quarantined)
     verdicts = [verdict]
+    dropped = [row for row in train if row.dropped]
+    train = [row for row in train if not row.dropped]
     if loaded.heldout is None:
         heldout, train = split(train, _heldout_share(config), config.seed)
     else:
         heldout, verdict = set_aside(loaded.heldout, "heldout", config, quarantined)
         verdicts.append(verdict)
-    before = len(train)
+    asked = _capped(heldout, getattr(config.source, "max_heldout_rows", None), config.seed)
+    given_up: list[Candidate] = []
+    if loaded.frozen is not None:
+        given_up = _not_among(asked, loaded.frozen)
+        asked, heldout = loaded.frozen, [*loaded.frozen, *_not_among(heldout, given_up)]
+    if loaded.heldout is None:
+        train += given_up
+    before = len(train) + len(dropped)
     train = without_leaks(train, heldout, quarantined)
-    if not train:
+    dropped = without_leaks(dropped, heldout, quarantined)
+    if not train and not dropped:
         raise NoTrainingRowsError(_nothing_left(before, quarantined))
     train = _capped(train, getattr(config.source, "max_train_rows", None), config.seed)
-    heldout = _capped(heldout, getattr(config.source, "max_heldout_rows", None), config.seed)
-    return Cleaned(train, heldout, quarantined, verdicts)
+    return Cleaned([*train, *dropped], asked, quarantined, verdicts, len(given_up))
+
+
+def _not_among(rows: Sequence[Candidate], others: Sequence[Candidate]) -> list[Candidate]:
+    ids = {row.id for row in others}
+    return [row for row in rows if row.id not in ids]
 
 
 def _heldout_share(config: DataConfig) -> float:

@@ -15,16 +15,17 @@ def demonstrations(train: Sequence[Candidate], config: DataConfig) -> list[Demon
     rows are answered by their solution, or by the answer alone where they have none.
     """
     source = config.source
-    if isinstance(source, CalculatorSource):
-        rows = [candidate.row() for candidate in train]
-        return calculator_demonstrations(
-            rows,
-            source.demonstrations,
-            source.tool_share,
-            config.seed,
-            answer_share=source.answer_share,
-        )
-    return [_demonstration(candidate) for candidate in train]
+    if not isinstance(source, CalculatorSource):
+        return [_demonstration(candidate) for candidate in train]
+    generated = [candidate.row() for candidate in train if not candidate.dropped]
+    shown = calculator_demonstrations(
+        generated,
+        source.demonstrations,
+        source.tool_share,
+        config.seed,
+        answer_share=source.answer_share,
+    )
+    return shown + [_demonstration(candidate) for candidate in train if candidate.dropped]
 
 
 def _demonstration(candidate: Candidate) -> Demonstration:

@@ -39,6 +39,8 @@ class Loaded:
     quarantined: list[Quarantined] = field(default_factory=list)
     facts: dict[str, Any] = field(default_factory=dict)
     """What was recognised, for the summary."""
+    frozen: list[Candidate] | None = None
+    """Held-out rows of an earlier night, which go before whatever the source would hold out."""
 
 
 def load(config: DataConfig) -> Loaded:

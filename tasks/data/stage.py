@@ -7,11 +7,20 @@ from pathlib import Path
 from typing import Any
 
 from configs.schema.data import DataConfig
-from tasks.artifacts import ArtifactRecord, hash_file, hash_json, write_json, write_jsonl
+from tasks.artifacts import (
+    ArtifactRecord,
+    hash_file,
+    hash_json,
+    write_atomic,
+    write_json,
+    write_jsonl,
+)
 from tasks.artifacts.progress import Reporter
 from tasks.data.candidate import Quarantined
 from tasks.data.cleaning import Cleaned, clean, gate_rows, quarantined_share
 from tasks.data.demonstrations import demonstrations
+from tasks.data.drop_folder import heldout_file
+from tasks.data.dropped_rows import with_intake
 from tasks.data.errors import DataGateError, NoTrainingRowsError, UnknownBandError
 from tasks.data.sources import Loaded, load
 from tasks.environments.calculator_problems import BANDS
@@ -21,6 +30,8 @@ from tasks.gates.verdict import GateVerdict, not_evaluated
 
 logger = logging.getLogger(__name__)
 
+INTAKE = "intake"
+"""Name of the optional input: what nights have taken in from the drop folder."""
 FILES = ("train.jsonl", "heldout.jsonl", "demonstrations.jsonl")
 
 
@@ -38,10 +49,13 @@ def run(
     """
     report.progress(0, 4, "reading rows")
     loaded = load(config)
+    intake = inputs.get(INTAKE)
+    if intake is not None:
+        loaded = with_intake(loaded, intake, config)
     report.progress(1, 4, "checking rows")
     cleaned = _clean_or_explain(loaded, config, out_dir)
     _bands_exist(cleaned, config)
-    shown = _write_rows(cleaned, config, out_dir)
+    shown = _write_rows(cleaned, config, out_dir, intake)
     report.progress(2, 4, "gate over the written files")
     verdicts = _final_verdicts(out_dir, config)
     share = quarantined_share(cleaned.quarantined, len(cleaned.train) + len(cleaned.heldout))
@@ -95,10 +109,17 @@ def _bands_exist(cleaned: Cleaned, config: DataConfig) -> None:
         )
 
 
-def _write_rows(cleaned: Cleaned, config: DataConfig, out_dir: Path) -> int:
-    """Write both sides, demonstrations and quarantine; returns how many demonstrations."""
+def _write_rows(
+    cleaned: Cleaned, config: DataConfig, out_dir: Path, intake: ArtifactRecord | None
+) -> int:
+    """Write both sides, demonstrations and quarantine; returns how many demonstrations.
+
+    A frozen held-out set is written byte for byte as it was.
+    """
     for name, rows in (("train", cleaned.train), ("heldout", cleaned.heldout)):
         write_jsonl(out_dir / f"{name}.jsonl", (row.row().model_dump() for row in rows))
+    if intake is not None and (frozen := heldout_file(intake)) is not None:
+        write_atomic(out_dir / "heldout.jsonl", frozen.read_bytes())
     shown = demonstrations(cleaned.train, config)
     write_jsonl(out_dir / "demonstrations.jsonl", (d.model_dump() for d in shown))
     write_jsonl(out_dir / "quarantine.jsonl", (q.to_json() for q in cleaned.quarantined))
@@ -135,6 +156,9 @@ def _summary(
         "train_bands": _band_counts(cleaned.train),
         "heldout_bands": _band_counts(cleaned.heldout),
         "heldout_sha256": hash_file(out_dir / "heldout.jsonl"),
+        "heldout_frozen": loaded.frozen is not None,
+        "heldout_given_up": cleaned.given_up,
+        "dropped_rows": sum(row.dropped for row in cleaned.train),
         "quarantined": _by_reason(cleaned),
         "quarantined_share": share,
     }
