@@ -2,11 +2,9 @@
 # Installs this bundle from the folder it lies in. Nothing is fetched.
 #
 #   install.sh [--root DIR] [--allowed-signers FILE] [--python FILE] [--port N]
-#              [--skip-hardware] [--smoke] [--stage-only] [--unit-only] [--reclaim BYTES]
+#              [--skip-hardware] [--smoke] [--unit-only]
 #
-# --stage-only puts the release beside the running one and switches nothing; --unit-only writes the
-# service unit for the release that `current` names. Deploying over SSH does the rest between them.
-# --reclaim: memory that the running release gives back when it stops.
+# --unit-only writes the service unit for the release that `current` names, and does nothing else.
 #
 # DIR/opt/rl-pipeline/NAME/releases/SHA/   this release, read-only
 # DIR/opt/rl-pipeline/NAME/current         link to it, switched in one step
@@ -17,7 +15,7 @@
 set -euo pipefail
 umask 022
 
-root=/ signers='' python='' port=8080 skip_hardware='' smoke='' stage_only='' unit_only='' reclaim=0
+root=/ signers='' python='' port=8080 skip_hardware='' smoke='' unit_only=''
 here=$(CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd -P)
 
 die() { printf 'install: %s\n' "$*" >&2; exit 1; }
@@ -32,15 +30,12 @@ while [[ $# -gt 0 ]]; do
     --port) need_value "$@"; port=$2; shift 2 ;;
     --skip-hardware) skip_hardware=--skip-hardware; shift ;;
     --smoke) smoke=yes; shift ;;
-    --stage-only) stage_only=yes; shift ;;
     --unit-only) unit_only=yes; shift ;;
-    --reclaim) need_value "$@"; reclaim=$2; shift 2 ;;
     -h|--help) sed -n '2,/^set /{/^#/s/^# \{0,1\}//p}' "$here/install.sh"; exit 0 ;;
     *) die "unknown option $1; see --help" ;;
   esac
 done
 [[ $port =~ ^[0-9]{1,5}$ && $port -ge 1 && $port -le 65535 ]] || die "--port $port: expected 1 to 65535"
-[[ $reclaim =~ ^[0-9]{1,15}$ ]] || die "--reclaim $reclaim: expected a number of bytes"
 [[ -d $root ]] || die "--root $root is not a folder"
 root=$(CDPATH='' cd -- "$root" && pwd -P)
 prefix=${root%/}
@@ -83,7 +78,7 @@ cp -- "$judge" "$work/verify.py" # the release it lies in may be replaced below
 verify() { py "$work/verify.py" "$1" --allowed-signers "$signers"; }
 verify "$here" || die "nothing was changed"
 py "$here/preflight.py" --bundle "$here" --root "$root" --target "$app" --python "$python" \
-  --reclaim "$reclaim" ${skip_hardware:+"$skip_hardware"} || die "nothing was changed"
+  ${skip_hardware:+"$skip_hardware"} || die "nothing was changed"
 
 sha=$(sha256sum "$here/manifest.json" | cut -c1-12)
 release=$app/releases/$sha
@@ -105,10 +100,6 @@ if [[ ! -e $release ]] || ! verify "$release"; then
   mv -T "$incoming" "$release"
 fi
 rm -rf "$app"/releases/.incoming.*
-if [[ -n $stage_only ]]; then
-  say "$name: release $sha lies beside the running one"
-  exit 0
-fi
 
 link() { # link NAME RELEASE: switch in one step
   ln -s "releases/$2" "$app/.$1.$$"

@@ -247,25 +247,14 @@ def test_systemd_accepts_the_unit(package, root, tmp_path):
     assert ours == [], done.stderr
 
 
-def test_stage_only_switches_nothing_and_unit_only_writes_the_unit(package, facts, root, tmp_path):
+def test_unit_only_writes_the_unit_and_nothing_else(package, root):
     assert _install(package.bundle, root).returncode == 0
-    second = _variant(package, facts, tmp_path / "b", _note("second"))
-    done = _install(second, root, "--stage-only", "--port", "9090")
-    assert done.returncode == 0, done.stderr
-    assert os.readlink(_app(root) / "current") == f"releases/{_sha(package.bundle)}"
-    kept = sorted(p.name for p in (_app(root) / "releases").iterdir())
-    assert kept == sorted([_sha(package.bundle), _sha(second)])
     unit = root / "etc/systemd/system/rl-pipeline-agent.service"
     assert "--port 8080" in unit.read_text()
-    assert _install(second, root, "--unit-only", "--port", "9090").returncode == 0
+    links = sorted(os.listdir(_app(root)))
+    assert _install(package.bundle, root, "--unit-only", "--port", "9090").returncode == 0
     assert "--port 9090" in unit.read_text()
+    assert sorted(os.listdir(_app(root))) == links
     shutil.rmtree(_app(root))
-    done = _install(second, root, "--unit-only")
+    done = _install(package.bundle, root, "--unit-only")
     assert (done.returncode, "names no release" in done.stderr) == (1, True)
-
-
-def test_memory_of_the_running_release_counts_as_free(package, root):
-    (root / "proc/meminfo").write_text("MemAvailable: 1000 kB\n")
-    _assert_untouched(root, _install(package.bundle, root), "MemAvailable is 0 MiB")
-    assert _install(package.bundle, root, "--reclaim", "9000000000").returncode == 0
-    assert _install(package.bundle, root, "--reclaim", "-1").returncode == 1

@@ -122,3 +122,10 @@ def test_script(root, package):
     )
     assert skipped.returncode == 0
     assert "were NOT checked" in skipped.stderr
+
+
+def test_memory_the_running_release_gives_back_counts(tmp_path):
+    root = make_root(tmp_path, available_kb=1024)
+    assert check_memory(root, 3 * MEBIBYTE, 2 * MEBIBYTE).startswith("memory: 3 MiB available")
+    with pytest.raises(PreflightError, match="MemAvailable is 2 MiB"):
+        check_memory(root, 3 * MEBIBYTE, MEBIBYTE)
