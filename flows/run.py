@@ -16,13 +16,13 @@ from prefect.runtime import flow_run
 from prefect.tasks import Task
 
 from configs.schema import PipelineConfig
-from flows.alerts import start_alert
+from flows.alerts import Sending, start_alert
 from flows.lineage_page import write_run_lineage
 from flows.report import write_report
 from flows.run_alerts import run_alerts
 from flows.run_id import new_run_id
 from flows.run_lock import RunLock
-from flows.summary import link_latest, write_summary
+from flows.summary import build_summary, link_latest, write_summary
 from tasks.artifacts import ArtifactRecord, hash_json, write_json
 from tasks.artifacts.errors import ArtifactCorruptError, ArtifactWriteError
 from tasks.artifacts.machine import Machine, measure_machine
@@ -306,21 +306,29 @@ def _close(run: Run, status: RunStatus, failure: Exception | None) -> None:
     """
     context = run.context
     context.tracker.retry()
-    run.summary = write_summary(context, run.machine, run.git, run.launch.started_s, status)
-    link_latest(context.runs_dir, context.run_id)
     told = len(context.warnings)
-    alerts = context.config.alerts
-    wanted = run_alerts(alerts, run.summary, failure)
-    sending = [start_alert(alerts, alert, context.runs_dir) for alert in wanted]
+    sending = _start_alerts(run, status, failure)  # before the disk is asked for anything
     try:
-        _report(context)
+        run.summary = write_summary(context, run.machine, run.git, run.launch.started_s, status)
+        link_latest(context.runs_dir, context.run_id)
+        try:
+            _report(context)
+        finally:
+            _close_parent(run, status)
     finally:
-        _close_parent(run, status)
-    for problem in (p for s in sending for p in s.wait().problems):
-        context.tell(Event("warning", message=problem))
+        for problem in (p for alert in sending for p in alert.wait().problems):
+            context.tell(Event("warning", message=problem))
     if len(context.warnings) > told:
         run.summary = write_summary(context, run.machine, run.git, run.launch.started_s, status)
     context.tell(Event("run_finished", message=str(context.run_dir / "summary.json")))
+
+
+def _start_alerts(run: Run, status: RunStatus, failure: Exception | None) -> list[Sending]:
+    context, config = run.context, run.context.config.alerts
+    wall_s = time.monotonic() - run.launch.started_s
+    summary = build_summary(context, run.machine, run.git, wall_s, status)
+    wanted = run_alerts(config, summary, failure)
+    return [start_alert(config, alert, context.runs_dir) for alert in wanted]
 
 
 def _close_parent(run: Run, status: RunStatus) -> None:
@@ -348,7 +356,7 @@ def _close_parent(run: Run, status: RunStatus) -> None:
 
 
 def _report(context: RunContext) -> None:
-    """Write report and lineage pages; a full disk or a figure the page cannot take must not end the run."""
+    """Write report and lineage; a full disk or a figure they cannot take must not end the run."""
     try:
         write_report(context.run_dir)
         write_run_lineage(context.runs_dir, context.run_dir)
