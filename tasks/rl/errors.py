@@ -27,3 +27,7 @@ class CheckpointMismatchError(RlError, ValueError):
 
 class EngineUnavailableError(RlError, RuntimeError):
     """The configured engine or runtime cannot run on this machine."""
+
+
+class RewardGateError(RlError, RuntimeError):
+    """The rewards failed their gate as many cycles in a row as `rl.reward_gate.stop_after` allows."""
