@@ -216,7 +216,10 @@ def upload(
 
 COMMANDS: tuple[str, ...] = (
     "flows.cli_lineage_commands",
+    "flows.cli_retention_commands",
     "flows.cli_alert_commands",
+    "flows.cli_edge_commands",
+    "flows.cli_services_commands",
 )
 """Modules with further commands; each has `register(app)` and imports what it needs late."""
 

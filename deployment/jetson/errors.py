@@ -13,6 +13,18 @@ class MissingInputError(PackageError):
     """A stage's output that the bundle needs is not there or not readable."""
 
 
+class UnknownModelError(PackageError):
+    """A model whose size and memory cannot be planned: no known name, or another architecture."""
+
+
+class UnknownDeviceError(PackageError):
+    """A device whose memory and bandwidth are not known."""
+
+
+class ServingError(PackageError):
+    """A way of serving that llama.cpp cannot do, or a number out of range."""
+
+
 class UnknownToolError(PackageError):
     """The agent was trained with a tool the device has no code for."""
 

@@ -22,7 +22,7 @@ from deployment.jetson.errors import (
 )
 from deployment.jetson.facts import BundleFacts
 from deployment.jetson.golden import make_golden, read_prompts
-from deployment.jetson.memory_plan import plan_memory, read_shape
+from deployment.jetson.model_facts import context_of, measured_here, model_facts
 from deployment.jetson.on_device.conversation import OWNED_TOOLS, AgentSettings
 from deployment.jetson.on_device.l4t import L4tError, parse_version
 from deployment.jetson.on_device.verify import FORMAT, MANIFEST, SIGNATURE
@@ -62,7 +62,9 @@ ON_DEVICE = (
 )
 FROM_TRAINING = ("calculator_tool.py", "sanitise.py", "toolcall.py")
 """Copied verbatim from `tasks/environments`: training and the device run the same code."""
-STEPS = 6
+STEPS = 7
+MEASURED = "measured.json"
+"""Beside the bundle: memory and speed here, which differ from run to run."""
 
 
 @dataclass(frozen=True)
@@ -179,23 +181,25 @@ def _add_models(
     folder: Path, source: _Inputs, config: PackageConfig, quants: tuple[str, ...]
 ) -> tuple[dict[str, Any], int]:
     """Copy the GGUF files; their manifest entries, and the context length all of them can hold."""
-    models, context = {}, config.context_length
-    for quant in quants:
-        origin, target = source.quantised / f"{quant}.gguf", folder / "models" / f"{quant}.gguf"
+    context = config.context_length
+    paths = {quant: folder / "models" / f"{quant}.gguf" for quant in quants}
+    for quant, target in paths.items():
+        origin = source.quantised / f"{quant}.gguf"
         if not origin.is_file():
             raise MissingInputError(f"{origin} is missing though {quant} ships; quantise again")
         target.parent.mkdir(exist_ok=True)
         shutil.copyfile(origin, target)
-        shape = read_shape(target)
-        context = min(context, shape.trained_context)
-        memory = plan_memory(shape, target.stat().st_size, context)
-        models[quant] = {
+        context = context_of(target, context)
+    models = {
+        quant: {
             "file": f"models/{quant}.gguf",
             "sha256": hash_file(target),
             "size": target.stat().st_size,
             "bits_per_weight": source.parity[quant].get("bits_per_weight"),
-            "memory": memory.as_json(),
+            **model_facts(target, quant, context),
         }
+        for quant, target in paths.items()
+    }
     return models, context
 
 
@@ -326,9 +330,13 @@ def run(
         working.mkdir(parents=True)
         manifest = _build(working, config, facts, source, key, report)
         sha256 = hash_file(working / MANIFEST)
-        report.progress(5, STEPS, "archive")
+        report.progress(5, STEPS, "memory and speed on this machine")
+        models = {q: working / entry["file"] for q, entry in manifest["models"].items()}
+        measured = measured_here(models, manifest["serving"]["context_length"])
+        report.progress(6, STEPS, "archive")
         top = f"{config.name}-{sha256[:12]}"
         archive = write_archive(working, out_dir / f"{top}.tar.gz", top)
+        write_json(out_dir / MEASURED, measured)
         working.rename(bundle)
         fsync_folder(out_dir)
     except OSError as error:
@@ -351,6 +359,7 @@ def run(
         "manifest_sha256": sha256,
         "default": manifest["default"],
         "quantisations": sorted(manifest["models"]),
+        "measured": measured,
         "signed": True,
         "key": key.fingerprint,
         "allowed_signers": str(key.allowed_signers),
@@ -362,5 +371,6 @@ def _clear(out_dir: Path, name: str) -> None:
     """Take away what an earlier or killed attempt left."""
     for old in (out_dir / "bundle", *out_dir.glob(".bundle.*")):
         shutil.rmtree(old, ignore_errors=True)
+    (out_dir / MEASURED).unlink(missing_ok=True)
     for old in [*out_dir.glob(f"{name}-*.tar.gz"), *out_dir.glob(f".{name}-*.tar.gz.*")]:
         old.unlink()
