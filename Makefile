@@ -44,6 +44,12 @@ system: ## programs some tests drive: sshd, PostgreSQL, Chromium (Debian and Ubu
 run: install ## prompts to a signed bundle (PROFILE=..., ARGS="rl.steps=20 --force rl")
 	@$(BIN)/rl-pipeline run -c $(PROFILE) $(ARGS)
 
+up: install ## Prefect server, MLflow and a worker on 127.0.0.1, and deploy (again: repairs)
+	@$(BIN)/rl-pipeline up $(ARGS)
+
+down: install ## stop them and every process they started
+	@$(BIN)/rl-pipeline down $(ARGS)
+
 test: install ## the tests: unit, contract, flows
 	@$(BIN)/python -m pytest -m "not slow and not bench and not oracle and not faults" $(ARGS)
 

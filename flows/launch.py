@@ -12,6 +12,7 @@ from pathlib import Path
 from types import FrameType
 
 from configs.schema import PipelineConfig
+from deployment.service_files import services_environment
 from flows.prefect_server import TemporaryServer, prefect_environment
 from flows.run_id import new_run_id
 from flows.run_lock import RunLock
@@ -110,9 +111,13 @@ def _interruptible() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _prefect(home: Path, run_id: str) -> Iterator[None]:
-    """Prefect's environment: the server in PREFECT_API_URL, or one for the time of this run."""
-    configured = os.environ.get("PREFECT_API_URL")
-    changed = QUIET_ENVIRONMENT if configured else prefect_environment(home)
+    """Prefect's environment: a server that is there, or one for the time of this run.
+
+    There is the one in PREFECT_API_URL, or the one that `rl-pipeline up` started for this folder.
+    """
+    services = {} if "PREFECT_API_URL" in os.environ else services_environment(home.parent)
+    configured = os.environ.get("PREFECT_API_URL") or services.get("PREFECT_API_URL")
+    changed = {**QUIET_ENVIRONMENT, **services} if configured else prefect_environment(home)
     with contextlib.ExitStack() as stack:
         before = dict(os.environ)
         stack.callback(_restore_environment, before)

@@ -20,7 +20,8 @@ from tasks.supervise import QUIET_ENVIRONMENT, log_tail, reaped_command
 
 START_TIMEOUT_S = 120.0
 _POLL_S = 0.1
-_FACTORY = "prefect.server.api.server:create_app"
+FACTORY = "prefect.server.api.server:create_app"
+"""What uvicorn serves."""
 
 
 class PrefectServerError(RuntimeError):
@@ -39,6 +40,7 @@ def prefect_environment(home: Path) -> dict[str, str]:
         "PREFECT_LOGGING_TO_API_ENABLED": "false",
         "PREFECT_SERVER_LOGGING_LEVEL": "WARNING",
         "PREFECT_CLIENT_MAX_RETRIES": "2",
+        "PREFECT_PLUGINS_ENABLED": "false",  # ours is for the `prefect` command alone
         **QUIET_ENVIRONMENT,
     }
 
@@ -58,7 +60,7 @@ def _answers(url: str) -> bool:
 
 
 def _command(port: int) -> list[str]:
-    uvicorn = [sys.executable, "-m", "uvicorn", "--factory", _FACTORY, "--host", "127.0.0.1"]
+    uvicorn = [sys.executable, "-m", "uvicorn", "--factory", FACTORY, "--host", "127.0.0.1"]
     return reaped_command(
         [*uvicorn, "--port", str(port), "--log-level", "error", "--lifespan", "on"], 5.0
     )
