@@ -1,8 +1,6 @@
 """One run of the pipeline: folders, lock, MLflow parent run, and how a stage is reused or run."""
 
 import contextlib
-import os
-import platform
 import time
 from collections.abc import Iterator, Sequence
 from contextvars import ContextVar
@@ -11,35 +9,31 @@ from pathlib import Path
 from typing import Any, cast
 
 from jinja2 import TemplateError
-from prefect import get_run_logger
 from prefect.client.schemas.objects import State
-from prefect.runtime import flow_run
 from prefect.tasks import Task
 
 from configs.schema import PipelineConfig
-from deployment.service_files import runs_folder
 from flows.alerts import Sending, start_alert
-from flows.flow_log import FlowLog
 from flows.lineage_page import write_run_lineage
 from flows.report import write_report
 from flows.run_alerts import run_alerts
 from flows.run_id import new_run_id
 from flows.run_lock import RunLock
+from flows.run_parent import close_parent, open_parent
 from flows.summary import build_summary, link_latest, write_summary
-from tasks.artifacts import ArtifactRecord, hash_json, write_json
+from tasks.artifacts import ArtifactRecord, write_json
 from tasks.artifacts.errors import ArtifactCorruptError, ArtifactWriteError
 from tasks.artifacts.machine import Machine, measure_machine
-from tasks.artifacts.provenance import GitState, git_state, lock_sha256
+from tasks.artifacts.provenance import GitState, git_state
 from tasks.artifacts.store import StageFolder, Verdict
 from tasks.cache_keys import StageKey, explain, remember, stage_key
 from tasks.events import Event, Listener, ignore
 from tasks.process_tree import PeakSampler
 from tasks.run_context import RunContext, StageOutcome, StageStatus, entered
 from tasks.stages import STAGES
-from tasks.tracking.operations import RunStatus, create_run, end_run, log_file, log_params, set_tags
-from tasks.tracking.reconcile import close_orphans
-from tasks.tracking.stage_log import PARENT, StageLog
-from tasks.tracking.tracker import open_tracker, owner_tags
+from tasks.tracking.operations import RunStatus
+from tasks.tracking.stage_log import StageLog
+from tasks.tracking.tracker import open_tracker
 
 
 class UnknownStageError(ValueError):
@@ -68,13 +62,8 @@ LAUNCH: ContextVar[Launch | None] = ContextVar("rl_pipeline_launch", default=Non
 
 
 def _launch(config: PipelineConfig) -> Launch:
-    """The launcher's wishes; a run that a Prefect worker started takes them from its environment.
-
-    Its progress goes to the flow run's own log, which `--watch` and Prefect's pages show.
-    """
-    if (launch := LAUNCH.get()) is not None:
-        return launch
-    return Launch(new_run_id(config.profile), runs_folder(), FlowLog(get_run_logger()))
+    """The launcher's wishes; a run started by a Prefect worker has none and gets defaults."""
+    return LAUNCH.get() or Launch(new_run_id(config.profile), Path("runs"))
 
 
 def check_stages(names: Sequence[str]) -> None:
@@ -210,8 +199,7 @@ class Run:
 
     def records(self) -> dict[str, Any]:
         """Records of the stages done so far."""
-        outcomes = self.context.outcomes.values()
-        return {o.stage: o.record.model_dump(mode="json") for o in outcomes if o.record}
+        return {s: r.model_dump(mode="json") for s, r in self.context.records().items()}
 
 
 @contextlib.contextmanager
@@ -235,7 +223,7 @@ def open_run(
         run = _new_run(config, launch, stack.enter_context(PeakSampler()))
         run.force, run.stop_after = frozenset(force), stop_after
         stack.enter_context(entered(run.context))
-        _open_parent(run)
+        open_parent(run.context, run.git)
         status: RunStatus = "KILLED"
         failure: Exception | None = None
         try:
@@ -263,50 +251,6 @@ def _new_run(config: PipelineConfig, launch: Launch, sampler: PeakSampler) -> Ru
     return Run(context, measure_machine(), git, launch)
 
 
-def device_name() -> str:
-    """What the work runs on, for people."""
-    gpu = Path("/proc/driver/nvidia/version").exists()
-    return (
-        f"{'cuda' if gpu else 'cpu'} ({platform.machine()}, {len(os.sched_getaffinity(0))} cores)"
-    )
-
-
-def _open_parent(run: Run) -> None:
-    """Close runs of dead owners, then open this run's MLflow parent."""
-    context, config = run.context, run.context.config
-    with context.tracker.clock():
-        close_orphans(context.tracker.speaker)
-    dumped = config.model_dump(mode="json")
-    tags = {
-        "run_id": context.run_id,
-        "profile": config.profile,
-        "config.sha256": hash_json(dumped),
-        "lock.sha256": lock_sha256(),
-        "device": device_name(),
-        "seed": f"data={config.data.seed} sft={config.sft.seed} rl={config.rl.seed}",
-        **owner_tags(),
-    }
-    if run.git.sha is not None:
-        tags |= {"git.sha": run.git.sha, "git.dirty": str(run.git.dirty).lower()}
-    if (prefect_id := flow_run.get_id()) is not None:
-        tags["prefect.flow_run_id"] = str(prefect_id)
-    context.tracker.say(
-        create_run(PARENT, context.run_id, None, tags),
-        log_params(PARENT, {"profile": config.profile, "config_sha256": tags["config.sha256"]}),
-        log_file(PARENT, context.run_dir / "config.json", None),
-    )
-    context.facts.update(
-        run_id=context.run_id,
-        runs_dir=context.runs_dir.as_posix(),
-        git_sha=run.git.sha,
-        git_dirty=run.git.dirty,
-        mlflow_tracking_uri=context.tracker.uri,
-        mlflow_run_id=context.tracker.run_id(PARENT),
-        config_sha256=tags["config.sha256"],
-        lock_sha256=tags["lock.sha256"],
-    )
-
-
 def _close(run: Run, status: RunStatus, failure: Exception | None) -> None:
     """Write summary and report, log them, close MLflow's run; what it does not take is kept.
 
@@ -322,7 +266,7 @@ def _close(run: Run, status: RunStatus, failure: Exception | None) -> None:
         try:
             _report(context)
         finally:
-            _close_parent(run, status)
+            close_parent(context, run.summary, status)
     finally:
         for problem in (p for alert in sending for p in alert.wait().problems):
             context.tell(Event("warning", message=problem))
@@ -339,30 +283,6 @@ def _start_alerts(run: Run, status: RunStatus, failure: Exception | None) -> lis
     return [start_alert(config, alert, context.runs_dir) for alert in wanted]
 
 
-def _close_parent(run: Run, status: RunStatus) -> None:
-    """Log what the run left, close MLflow's parent run, and say what could not be logged."""
-    context = run.context
-    shown = {"output.status": status, "cached": str(_all_cached(context)).lower()}
-    context.tracker.say(
-        set_tags(PARENT, shown),
-        *(
-            log_file(PARENT, context.run_dir / name, None)
-            for name in ("summary.json", "records.json", "report.html", "lineage.html")
-            if (context.run_dir / name).exists()
-        ),
-        end_run(PARENT, status),
-    )
-    if context.tracker.pending:
-        context.tell(
-            Event(
-                "warning",
-                message=f"MLflow did not take {context.tracker.pending} operations "
-                f"({context.tracker.problem}); they are kept in {context.run_dir}; "
-                "`rl-pipeline upload` sends them when the store answers",
-            )
-        )
-
-
 def _report(context: RunContext) -> None:
     """Write report and lineage; a full disk or a figure they cannot take must not end the run."""
     try:
@@ -370,7 +290,3 @@ def _report(context: RunContext) -> None:
         write_run_lineage(context.runs_dir, context.run_dir)
     except (ArtifactWriteError, TemplateError) as error:
         context.tell(Event("warning", message=f"no report: {error}"))
-
-
-def _all_cached(context: RunContext) -> bool:
-    return bool(context.outcomes) and all(o.cached for o in context.outcomes.values())

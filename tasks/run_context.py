@@ -47,6 +47,8 @@ class RunContext:
     """Git state, MLflow run and the like, handed to stages that write them down."""
     outcomes: dict[str, StageOutcome] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
+    promotion: dict[str, Any] | None = None
+    """What was decided of the packaged release; None where nothing was."""
     prefect_s: float = 0.0
     """Time spent in Prefect rather than in work."""
     body_s: float = 0.0
@@ -61,6 +63,10 @@ class RunContext:
     def store(self) -> Path:
         """Stage outputs of all runs, by cache key."""
         return self.runs_dir / "store"
+
+    def records(self) -> dict[str, ArtifactRecord]:
+        """What the stages made so far."""
+        return {o.stage: o.record for o in self.outcomes.values() if o.record}
 
     def tell(self, event: Event) -> None:
         """Pass an event to the listener; a warning is kept for the summary."""

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 Operation = dict[str, Any]
 RunStatus = Literal["FINISHED", "FAILED", "KILLED"]
 
+EXPERIMENT_TAGS = {"mlflow.experimentKind": "custom_model_development"}
+"""Has MLflow's pages show runs and their figures, not chat traces."""
 METRICS_PER_BATCH = 1000  # MLflow's own limit for one request
 _DIGEST_CHARS = 36  # width of the digest column
 _VALUE_CHARS = 5000  # MLflow refuses longer tag and parameter values
@@ -50,6 +52,12 @@ def log_metrics(run: str, lines: list[dict[str, Any]]) -> Operation:
         if value is not None
     ]
     return {"op": "metrics", "run": run, "metrics": metrics}
+
+
+def log_figures(run: str, values: Mapping[str, float]) -> Operation:
+    """Figures of a whole run, one value each."""
+    line = {"step": 0, "time_s": time.time(), "values": dict(values)}
+    return log_metrics(run, [line])
 
 
 def set_tags(run: str, tags: Mapping[str, str]) -> Operation:
@@ -117,7 +125,7 @@ class Speaker:
                 found.experiment_id
                 if found is not None
                 else self.client.create_experiment(
-                    self.experiment, artifact_location=self._artifacts
+                    self.experiment, artifact_location=self._artifacts, tags=EXPERIMENT_TAGS
                 )
             )
         return self._experiment_id

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from tasks.artifacts import ArtifactRecord, write_json
 from tasks.artifacts.store import CONTROL, Finished, StageFolder
@@ -20,6 +20,7 @@ from tasks.tracking.operations import (
 )
 from tasks.tracking.tracker import Tracker, owner_tags
 
+Direction = Literal["input", "output"]
 PARENT = "run"
 """Our local name of the parent run."""
 
@@ -83,11 +84,8 @@ class StageLog:
         """Close the run."""
         self._tracker.say(end_run(self._stage, status))
 
-    def _link(self, name: str, record: ArtifactRecord, direction: Any) -> Operation:
-        if record.kind == "dataset":
-            return log_dataset(self._stage, name, record.sha256, record.uri, self._stage)
-        title = f"{self._profile}-{name}".replace(".", "-")  # a model's name takes no dots
-        return log_model(self._stage, title, record.sha256, record.uri, direction)
+    def _link(self, name: str, record: ArtifactRecord, direction: Direction) -> Operation:
+        return _link(self._stage, self._profile, name, record, direction)
 
 
 def is_readable(name: str, size: int) -> bool:
@@ -96,3 +94,22 @@ def is_readable(name: str, size: int) -> bool:
     if parts[0] in _WEIGHT_FOLDERS or parts[0] == CONTROL:
         return False
     return Path(name).suffix in _FILE_SUFFIXES and size <= MAX_FILE_BYTES
+
+
+def link_outputs(run: str, profile: str, records: Mapping[str, ArtifactRecord]) -> list[Operation]:
+    """What a whole run read and made, linked to its parent run."""
+    return [
+        _link(run, profile, name, record, "output")
+        for name, record in records.items()
+        if record.kind in MODEL_KINDS or record.kind == "dataset"
+    ]
+
+
+def _link(
+    run: str, profile: str, name: str, record: ArtifactRecord, direction: Direction
+) -> Operation:
+    """A dataset as input, a model as input or output; `run` is our local name of the run."""
+    if record.kind == "dataset":
+        return log_dataset(run, name, record.sha256, record.uri, run)
+    title = f"{profile}-{name}".replace(".", "-")  # a model's name takes no dots
+    return log_model(run, title, record.sha256, record.uri, direction)
