@@ -33,6 +33,7 @@ RL_KEYS = (
     "staleness_limit",
     "max_staleness_seen",
     "resumes",
+    "reward_gate",
 )
 QUANT_KEYS = (
     "size_bytes",
@@ -78,6 +79,8 @@ def build_summary(
         "rl": pick(_read(records.get("rl"), "summary.json"), RL_KEYS),
         "quant": quant(_read(records.get("quantize"), "parity.json")),
         "bundle": bundle(records.get("package")),
+        "night": context.night,
+        "promotion": context.promotion,
         "mlflow": {
             "tracking_uri": context.tracker.uri,
             "run_id": context.tracker.run_id(PARENT),

@@ -49,6 +49,8 @@ class RunContext:
     warnings: list[str] = field(default_factory=list)
     promotion: dict[str, Any] | None = None
     """What was decided of the packaged release; None where nothing was."""
+    night: dict[str, Any] | None = None
+    """What a night took in and starts from; None by day."""
     prefect_s: float = 0.0
     """Time spent in Prefect rather than in work."""
     body_s: float = 0.0
