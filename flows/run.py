@@ -9,14 +9,17 @@ from pathlib import Path
 from typing import Any, cast
 
 from jinja2 import TemplateError
+from prefect import get_run_logger
 from prefect.client.schemas.objects import State
 from prefect.tasks import Task
 
 from configs.schema import PipelineConfig
+from deployment.service_files import runs_folder
 from flows.alerts import Sending, start_alert
 from flows.lineage_page import write_run_lineage
 from flows.report import write_report
 from flows.run_alerts import run_alerts
+from flows.flow_log import FlowLog
 from flows.run_id import new_run_id
 from flows.run_lock import RunLock
 from flows.run_parent import close_parent, open_parent
@@ -62,8 +65,13 @@ LAUNCH: ContextVar[Launch | None] = ContextVar("rl_pipeline_launch", default=Non
 
 
 def _launch(config: PipelineConfig) -> Launch:
-    """The launcher's wishes; a run started by a Prefect worker has none and gets defaults."""
-    return LAUNCH.get() or Launch(new_run_id(config.profile), Path("runs"))
+    """The launcher's wishes; a run that a Prefect worker started takes them from its environment.
+
+    Its progress goes to the flow run's own log, which `--watch` and Prefect's pages show.
+    """
+    if (launch := LAUNCH.get()) is not None:
+        return launch
+    return Launch(new_run_id(config.profile), runs_folder(), FlowLog(get_run_logger()))
 
 
 def check_stages(names: Sequence[str]) -> None:
