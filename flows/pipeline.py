@@ -11,6 +11,7 @@ from prefect import flow
 from configs.load import load_config
 from flows.candidate import judge_promotion
 from flows.launch import run_pipeline
+from flows.parameters import Profile, Stage
 from flows.run import open_run
 from tasks.evaluate_heldout import evaluate_heldout
 from tasks.package_edge import package_edge
@@ -24,10 +25,10 @@ __all__ = ["rl_pipeline", "run_pipeline"]
 
 @flow(name="rl-pipeline", persist_result=False, validate_parameters=True)
 def rl_pipeline(
-    profile: str = "calculator",
+    profile: Profile = "calculator",
     overrides: dict[str, Any] | None = None,
-    force: list[str] | None = None,
-    stop_after: str | None = None,
+    force: list[Stage] | None = None,
+    stop_after: Stage | None = None,
 ) -> dict[str, Any]:
     """Run the pipeline and return its summary.
 
