@@ -91,8 +91,8 @@ async def existing_deployment(client: PrefectClient) -> tuple[str | None, list[d
         written = each.schedule.model_dump(mode="json", exclude_none=True)
         shown = {key: written[key] for key in ("cron", "timezone", "day_or") if key in written}
         if "cron" in shown:
-            parameters = {"parameters": each.parameters} if each.parameters else {}
-            schedules.append({"slug": each.slug, **shown, "active": each.active, **parameters})
+            shown |= {"slug": each.slug, "active": each.active}
+            schedules.append(shown | ({"parameters": each.parameters} if each.parameters else {}))
     return found.version, schedules
 
 

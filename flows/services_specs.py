@@ -108,6 +108,9 @@ def _prefect(runs_dir: Path, ports: Ports) -> ServiceSpec:
         # leases in memory are gone after a restart, and every run that held one crashes
         "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": LEASES,
         "PREFECT_SERVER_SERVICES_DB_VACUUM_ENABLED": "events,flow_runs",
+        # `--watch` shows log lines only where the server streams them, which it does not by itself
+        "PREFECT_SERVER_LOGS_STREAM_OUT_ENABLED": "true",
+        "PREFECT_SERVER_LOGS_STREAM_PUBLISHING_ENABLED": "true",
         "PREFECT__SERVER_FINAL": "1",
         "PREFECT_SERVER_LOGGING_LEVEL": "WARNING",
     }
