@@ -56,9 +56,8 @@ def _flag(value: object) -> float | None:
 
 def description(summary: Mapping[str, Any]) -> str:
     """Markdown: what came out, what each stage made, where to look next."""
-    return "\n".join(
-        [*_outcome(summary), "", *_quant(summary), "", *_stages(summary), "", *_next()]
-    )
+    blocks = (_outcome(summary), _quant(summary), _stages(summary), _NEXT)
+    return "\n\n".join("\n".join(block) for block in blocks)
 
 
 def _outcome(summary: Mapping[str, Any]) -> list[str]:
