@@ -220,6 +220,7 @@ COMMANDS: tuple[str, ...] = (
     "flows.cli_alert_commands",
     "flows.cli_edge_commands",
     "flows.cli_services_commands",
+    "flows.cli_promotion_commands",
 )
 """Modules with further commands; each has `register(app)` and imports what it needs late."""
 

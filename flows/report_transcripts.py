@@ -1,4 +1,4 @@
-"""Transcripts before and after RL, side by side on the same problems and the same seeds."""
+"""Transcripts of two models side by side, on the same problems and the same seeds."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -10,9 +10,9 @@ MOST_CHARS = 2000
 """Shown of one message; the rest is counted."""
 MOST_MESSAGES = 16
 _KINDS = (
-    # (before correct, after correct): heading, tone, how many are shown
-    ((False, True), "RL fixed it", "good", 4),
-    ((True, False), "RL broke it", "bad", 4),
+    # (first correct, second correct): heading, tone, how many are shown
+    ((False, True), "{second} fixed it", "good", 4),
+    ((True, False), "{second} broke it", "bad", 4),
     ((False, False), "wrong both times", "warn", 3),
     ((True, True), "right both times", "calm", 2),
 )
@@ -21,18 +21,31 @@ _ROLES = {"assistant": "agent", "tool": "tool", "user": "user", "system": "syste
 
 
 def transcripts(files: RunFiles) -> list[dict[str, Any]]:
+    """Before and after RL."""
+    before = files.lines("evaluation", "snapshot.jsonl")
+    after = files.lines("evaluation", "policy.jsonl")
+    return side_by_side(before, after, ("Before RL", "After RL"), "RL")
+
+
+def side_by_side(
+    first: Sequence[dict[str, Any]],
+    second: Sequence[dict[str, Any]],
+    names: tuple[str, str],
+    credit: str,
+) -> list[dict[str, Any]]:
     """A few problems of each kind, spread over the bands, first sample of each.
 
-    Which are shown depends only on the answers: nobody picked the pretty ones.
+    Which are shown depends only on the answers: nobody picked the pretty ones. `credit` is who is
+    said to have fixed or broken an answer.
     """
-    before = _first_samples(files.lines("evaluation", "snapshot.jsonl"))
-    after = _first_samples(files.lines("evaluation", "policy.jsonl"))
+    before, after = _first_samples(first), _first_samples(second)
     shared = [row_id for row_id in before if row_id in after]
     shown = []
     for kind, heading, tone, count in _KINDS:
         ids = [i for i in shared if (_right(before[i]), _right(after[i])) == kind]
+        title = heading.format(second=credit)
         for row_id in _spread(ids, [str(after[i].get("band", "")) for i in ids], count):
-            shown.append(_pair(before[row_id], after[row_id], heading, tone))
+            shown.append(_pair(before[row_id], after[row_id], names, title, tone))
     return shown
 
 
@@ -57,7 +70,13 @@ def _spread(ids: Sequence[str], bands: Sequence[str], count: int) -> list[str]:
     return picked
 
 
-def _pair(before: dict[str, Any], after: dict[str, Any], heading: str, tone: str) -> dict[str, Any]:
+def _pair(
+    before: dict[str, Any],
+    after: dict[str, Any],
+    names: tuple[str, str],
+    heading: str,
+    tone: str,
+) -> dict[str, Any]:
     messages = rows(after, "messages")
     asked = [m for m in messages if m.get("role") == "user"]
     return {
@@ -66,7 +85,7 @@ def _pair(before: dict[str, Any], after: dict[str, Any], heading: str, tone: str
         "tone": tone,
         "band": str(after.get("band", "")),
         "gold": clipped(str(after.get("gold", "")), 80),
-        "sides": [_side("Before RL", before), _side("After RL", after)],
+        "sides": [_side(names[0], before), _side(names[1], after)],
     }
 
 

@@ -111,6 +111,8 @@ class LedgerState:
     """The newest entry about each bundle, by its sha256."""
     withdrawn: frozenset[str] = frozenset()
     """Bundles a person rolled back or rejected, and nobody has promoted again."""
+    served: frozenset[str] = frozenset()
+    """Bundles that were champion at some time."""
 
     @property
     def versions(self) -> dict[str, int]:
@@ -172,7 +174,9 @@ def after(state: LedgerState, entry: Entry) -> LedgerState:
         withdrawn.discard(sha256)
     elif entry.action == "reject":
         withdrawn.add(sha256)
-    return LedgerState(champion, previous, {**state.latest, sha256: entry}, frozenset(withdrawn))
+    served = state.served | ({champion.bundle_sha256} if champion is not None else set())
+    latest = {**state.latest, sha256: entry}
+    return LedgerState(champion, previous, latest, frozenset(withdrawn), served)
 
 
 def fold(entries: Iterable[Entry]) -> LedgerState:
