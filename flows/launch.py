@@ -10,12 +10,13 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 from configs.schema import PipelineConfig
 from deployment.service_files import services_environment
 from flows.prefect_server import TemporaryServer, prefect_environment
 from flows.run_id import new_run_id
-from flows.run_lock import RunLock
+from flows.run_lock import RunLock, RunLockedError
 from tasks.artifacts import write_json
 from tasks.events import Event, Listener, ignore
 from tasks.supervise import QUIET_ENVIRONMENT
@@ -32,6 +33,7 @@ def run_pipeline(
     *,
     force: Sequence[str] = (),
     stop_after: str | None = None,
+    nightly: bool = False,
     on_event: Listener | None = None,
     runs_dir: Path = Path("runs"),
 ) -> Path:
@@ -39,6 +41,7 @@ def run_pipeline(
 
     Raises:
         RunLockedError: another run uses `runs_dir`.
+        NightSkippedError: a night did not start; `nightly` only.
         StageFailedError: a stage ended without a result.
         RunInterruptedError: the run was told to stop.
     """
@@ -46,7 +49,7 @@ def run_pipeline(
     run_id, listener = new_run_id(config.profile), on_event or ignore
     run_dir = runs_dir / run_id
     with contextlib.ExitStack() as stack:
-        lock = stack.enter_context(RunLock(runs_dir, run_id))
+        lock = stack.enter_context(_lock(config, runs_dir, run_id, nightly=nightly))
         stack.enter_context(_interruptible())
         if lock.leftovers_ended:
             ended = f"ended {lock.leftovers_ended} processes that a killed run had left"
@@ -54,7 +57,13 @@ def run_pipeline(
         config_path = write_json(run_dir / "config.json", config.model_dump(mode="json"))
         stack.enter_context(_prefect(runs_dir / "prefect", run_id))
         try:
-            _run_flow(config_path, runs_dir, run_id, listener, started_s, force, stop_after)
+            parameters = {
+                "profile": str(config_path),
+                "force": list(force),
+                "stop_after": stop_after,
+                "nightly": nightly,
+            }
+            _run_flow(parameters, runs_dir, run_id, listener, started_s)
         except BaseException as error:
             if _is_interrupt(error):
                 raise RunInterruptedError(f"run {run_id} was stopped; {AGAIN}") from error
@@ -68,27 +77,37 @@ def _is_interrupt(error: BaseException) -> bool:
     return isinstance(error, KeyboardInterrupt | TerminationSignal)
 
 
+def _lock(config: PipelineConfig, runs_dir: Path, run_id: str, *, nightly: bool) -> RunLock:
+    """The run's lock, held; a night that finds another run at work is skipped."""
+    try:
+        return RunLock(runs_dir, run_id).acquire()
+    except RunLockedError as error:
+        if not nightly:
+            raise
+        from flows.nightly_run import locked_out
+
+        raise locked_out(config, runs_dir, error) from error
+
+
 def _run_flow(
-    config_path: Path,
-    runs_dir: Path,
-    run_id: str,
-    listener: Listener,
-    started_s: float,
-    force: Sequence[str],
-    stop_after: str | None,
+    parameters: dict[str, Any], runs_dir: Path, run_id: str, listener: Listener, started_s: float
 ) -> None:
     """Call the flow; the time until its body starts is Prefect's."""
     from flows.pipeline import rl_pipeline
     from flows.run import LAUNCH, Launch
+    from flows.run_ends import NightSkippedError
 
     launch = Launch(
         run_id, runs_dir, listener, started_s, time.monotonic() - started_s, locked=True
     )
     token = LAUNCH.set(launch)
     try:
-        rl_pipeline(profile=str(config_path), force=list(force), stop_after=stop_after)
+        state = rl_pipeline(**parameters, return_state=True)
     finally:
         LAUNCH.reset(token)
+    if state.is_cancelled():
+        raise NightSkippedError(state.message)
+    state.result()
 
 
 @contextlib.contextmanager

@@ -6,12 +6,16 @@ changed, run in a supervised process of its own where something did.
 
 from typing import Any
 
-from prefect import flow
+from prefect import State, flow
 
 from configs.load import load_config
+from flows.approval import answered_approval, settle_promotion
 from flows.candidate import judge_promotion
 from flows.launch import run_pipeline
+from flows.nightly_run import end_state, taken_in
+from flows.nightly_start import starting_point
 from flows.parameters import Profile, Stage
+from flows.promotion import decide_promotion
 from flows.run import open_run
 from tasks.evaluate_heldout import evaluate_heldout
 from tasks.package_edge import package_edge
@@ -29,19 +33,26 @@ def rl_pipeline(
     overrides: dict[str, Any] | None = None,
     force: list[Stage] | None = None,
     stop_after: Stage | None = None,
-) -> dict[str, Any]:
+    nightly: bool = False,
+) -> dict[str, Any] | State[Any]:
     """Run the pipeline and return its summary.
+
+    A night that does not start ends as Skipped, a state of type Cancelled.
 
     Args:
         profile: name of a profile, or path of a config file.
         overrides: values by dotted key, such as `{"rl.steps": 20}`.
         force: stages to run although their output could be reused.
         stop_after: the last stage to run.
+        nightly: be the night of the schedule: take in new prompts, start from where the profile's
+            `nightly` block says, and train only where there is something new.
     """
     config = load_config(profile, overrides or {})
-    with open_run(config, force=force or (), stop_after=stop_after) as run:
-        data = run.stage("data", prepare_data)
-        sft = run.stage("sft", train_sft, data=data)
+    if (answered := answered_approval(config)) is not None:
+        return answered
+    with open_run(config, force=force or (), stop_after=stop_after, nightly=nightly) as run:
+        data = run.stage("data", prepare_data, **taken_in(run))
+        sft = run.stage("sft", train_sft, data=data, **starting_point(run, data))
         rl = run.stage("rl", train_rl, data=data, sft=sft)
         evaluation = run.stage("evaluation", evaluate_heldout, data=data, sft=sft, rl=rl)
         judge_promotion(run, evaluation)
@@ -55,4 +66,6 @@ def rl_pipeline(
             evaluation=evaluation,
             quantize=quantize,
         )
-    return run.summary
+        decide_promotion(run)
+    settle_promotion(run)
+    return end_state(run)

@@ -16,12 +16,15 @@ from prefect.tasks import Task
 from configs.schema import PipelineConfig
 from deployment.service_files import runs_folder
 from flows.alerts import Sending, start_alert
+from flows.flow_log import FlowLog
 from flows.lineage_page import write_run_lineage
+from flows.nightly_run import Tonight, as_night, locked_out, open_night
+from flows.releases import follow, ready_ledger
 from flows.report import write_report
 from flows.run_alerts import run_alerts
-from flows.flow_log import FlowLog
+from flows.run_ends import StoppedAfter
 from flows.run_id import new_run_id
-from flows.run_lock import RunLock
+from flows.run_lock import RunLock, RunLockedError
 from flows.run_parent import close_parent, open_parent
 from flows.summary import build_summary, link_latest, write_summary
 from tasks.artifacts import ArtifactRecord, write_json
@@ -33,7 +36,7 @@ from tasks.cache_keys import StageKey, explain, remember, stage_key
 from tasks.events import Event, Listener, ignore
 from tasks.process_tree import PeakSampler
 from tasks.run_context import RunContext, StageOutcome, StageStatus, entered
-from tasks.stages import STAGES
+from tasks.stages import STAGES, stage_spec
 from tasks.tracking.operations import RunStatus
 from tasks.tracking.stage_log import StageLog
 from tasks.tracking.tracker import open_tracker
@@ -41,10 +44,6 @@ from tasks.tracking.tracker import open_tracker
 
 class UnknownStageError(ValueError):
     """`force` or `stop_after` names a stage there is not."""
-
-
-class StoppedAfter(Exception):
-    """The stage named by `stop_after` is done; the run was asked to end here, nothing failed."""
 
 
 @dataclass(frozen=True)
@@ -93,6 +92,8 @@ class Run:
         self.launch = launch
         self.force: frozenset[str] = frozenset()
         self.stop_after: str | None = None
+        self.night: Tonight | None = None
+        """The night this run is; None by day."""
         self.summary: dict[str, Any] = {}
 
     def stage(self, name: str, task: Task[Any, Any], **inputs: ArtifactRecord) -> ArtifactRecord:
@@ -105,7 +106,7 @@ class Run:
         context = self.context
         start_s = time.monotonic()
         try:
-            key = stage_key(STAGES[name], context.config, inputs)
+            key = stage_key(stage_spec(name), context.config, inputs)
             folder = StageFolder(context.store, name, key.sha256)
             verdict = self._look(folder, key)
             record = self._call(task, folder, inputs, reuse=verdict.finished is not None)
@@ -212,31 +213,40 @@ class Run:
 
 @contextlib.contextmanager
 def open_run(
-    config: PipelineConfig, *, force: Sequence[str] = (), stop_after: str | None = None
+    config: PipelineConfig,
+    *,
+    force: Sequence[str] = (),
+    stop_after: str | None = None,
+    nightly: bool = False,
 ) -> Iterator[Run]:
     """Open a run: lock, folder, memory sampler, MLflow parent; close it whatever happens.
 
     Raises:
         RunLockedError: another run uses the folder.
+        NightSkippedError: a night does not start: too late, already done, or another run goes on.
+        LedgerError: the profile's promotion ledger cannot be relied on.
         UnknownStageError: `force` or `stop_after` names no stage.
     """
     check_stages([*force, *([stop_after] if stop_after else [])])
     launch = _launch(config)
+    night = open_night(config, launch.runs_dir) if nightly else None
     run_dir = launch.runs_dir / launch.run_id
     run_dir.mkdir(parents=True, exist_ok=True)
     write_json(run_dir / "config.json", config.model_dump(mode="json"))
     with contextlib.ExitStack() as stack:
         if not launch.locked:
-            stack.enter_context(RunLock(launch.runs_dir, launch.run_id))
+            stack.enter_context(_lock(launch, config, nightly=nightly))
         run = _new_run(config, launch, stack.enter_context(PeakSampler()))
-        run.force, run.stop_after = frozenset(force), stop_after
+        run.force, run.stop_after, run.night = frozenset(force), stop_after, night
         stack.enter_context(entered(run.context))
+        ledger = ready_ledger(launch.runs_dir, config.profile)
         open_parent(run.context, run.git)
+        follow(run.context, ledger)
         status: RunStatus = "KILLED"
         failure: Exception | None = None
         try:
             run.context.tell(Event("run_started", message=launch.run_id))
-            with contextlib.suppress(StoppedAfter):
+            with contextlib.suppress(StoppedAfter), as_night(run):
                 yield run
             status = "FINISHED"
         except Exception as error:
@@ -244,6 +254,16 @@ def open_run(
             raise
         finally:
             _close(run, status, failure)
+
+
+def _lock(launch: Launch, config: PipelineConfig, *, nightly: bool) -> RunLock:
+    """The run's lock, held; a night that finds another run at work is skipped."""
+    try:
+        return RunLock(launch.runs_dir, launch.run_id).acquire()
+    except RunLockedError as error:
+        if not nightly:
+            raise
+        raise locked_out(config, launch.runs_dir, error) from error
 
 
 def _new_run(config: PipelineConfig, launch: Launch, sampler: PeakSampler) -> Run:

@@ -12,6 +12,7 @@ EventKind = Literal[
     "stage_failed",
     "progress",
     "metrics",
+    "note",
     "warning",
     "run_finished",
 ]

@@ -1,4 +1,4 @@
-"""What an intake adds to the rows of the source: dropped rows, and held-out rows that are frozen."""
+"""What an intake adds to the source: dropped rows, and held-out rows that are frozen."""
 
 from collections.abc import Sequence
 from dataclasses import replace
