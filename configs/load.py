@@ -44,6 +44,8 @@ __all__ = [
 logger = logging.getLogger(__name__)
 
 PROFILE_FOLDER = Path(__file__).parent
+NOT_PROFILES = frozenset({"devices"})
+"""Other YAML files that lie beside the profiles."""
 Overrides = Sequence[str] | Mapping[str, Any]
 
 
@@ -105,7 +107,8 @@ def dump_config(config: PipelineConfig) -> dict[str, Any]:
 
 def profiles() -> dict[str, Path]:
     """The profiles that come with the project, by name."""
-    return {path.stem: path for path in sorted(PROFILE_FOLDER.glob("*.yaml"))}
+    found = sorted(PROFILE_FOLDER.glob("*.yaml"))
+    return {path.stem: path for path in found if path.stem not in NOT_PROFILES}
 
 
 def find_profile(path_or_profile: str | Path) -> Path:

@@ -1,0 +1,1 @@
+"""Bundles to devices over OpenSSH: plan, transfer, activation, books, field rows."""
