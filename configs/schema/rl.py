@@ -178,6 +178,31 @@ class SentinelConfig(Config):
     """Batch mean this many running deviations off is suspicious."""
 
 
+class RewardGateConfig(Config):
+    """Great Expectations suite over the outcomes of each cycle's batch, beside the step."""
+
+    max_missing_share: float = Field(0.2, ge=0, le=1)
+    """Of the samples, those the verifier could not score."""
+    min_mean: float | None = Field(None, ge=0, le=1)
+    max_mean: float | None = Field(None, ge=0, le=1)
+    min_std: float = Field(0.01, ge=0)
+    """Sample standard deviation; 0 leaves the check out."""
+    max_saturated_share: float = Field(0.99, ge=0, le=1)
+    """Of the scored samples, those that are wrong, and those that are right."""
+    stop_after: int | None = Field(None, ge=1)
+    """Failed cycles in a row that stop the run, resumably; None goes on and tells."""
+
+    @model_validator(mode="after")
+    def _mean_has_room(self) -> "RewardGateConfig":
+        low, high = self.min_mean, self.max_mean
+        if low is not None and high is not None and low > high:
+            raise ValueError(
+                f"rl.reward_gate.min_mean={low} is above rl.reward_gate.max_mean={high}; no batch "
+                "could pass"
+            )
+        return self
+
+
 class RLConfig(Config):
     """Asynchronous RL: two coroutines, bounded staleness, proven weight sync."""
 
@@ -201,6 +226,7 @@ class RLConfig(Config):
     sampling: RolloutSampling = RolloutSampling()
     reward: RewardConfig = RewardConfig()
     sentinel: SentinelConfig = SentinelConfig()
+    reward_gate: RewardGateConfig = RewardGateConfig()
     skip_zero_advantage: bool = False
     """Leave samples without an advantage out of the step; their KL gradient is forgone."""
     checkpoint_every: int = Field(1, ge=1)

@@ -4,6 +4,7 @@ Each call makes its own ephemeral context, under a lock: Great Expectations keep
 current project, and threads that shared one got verdicts on one another's data.
 """
 
+import logging
 import os
 import threading
 import time
@@ -53,6 +54,7 @@ def validate_file(path: Path, suite: Suite, read: "Callable[[Path], pd.DataFrame
 
 def _run(frame: "pd.DataFrame", name: str, expectations: list[Any]) -> dict[str, Any]:
     os.environ.setdefault("GX_ANALYTICS_ENABLED", "false")
+    logging.getLogger("great_expectations").setLevel(logging.WARNING)  # a line for every context
     import great_expectations as gx
     from great_expectations.data_context.types.base import ProgressBarsConfig
 

@@ -30,4 +30,4 @@ class EngineUnavailableError(RlError, RuntimeError):
 
 
 class RewardGateError(RlError, RuntimeError):
-    """The rewards failed their gate as many cycles in a row as `rl.reward_gate.stop_after` allows."""
+    """Rewards failed their gate `rl.reward_gate.stop_after` cycles in a row."""

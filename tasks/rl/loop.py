@@ -21,6 +21,7 @@ from tasks.rl.grader import weigh
 from tasks.rl.learner import StepReport
 from tasks.rl.ledger import SampleFate, SlotClock, SlotState
 from tasks.rl.loop_state import LoopState
+from tasks.rl.reward_gate import RewardGate
 from tasks.rl.rollout_worker import Harvest
 from tasks.rl.runtime.types import Runtime
 from tasks.rl.sentinel import Decision, SentinelTrippedError
@@ -51,13 +52,16 @@ class AsyncLoop:
         checkpoints: Checkpoints,
         publish_root: Path,
         report: Reporter,
+        gate: RewardGate | None = None,
     ) -> None:
+        """Without a `gate` no batch is held against the reward suite."""
         self._config = config
         self._runtime = runtime
         self.state = state
         self._checkpoints = checkpoints
         self._publish_root = publish_root
         self._report = report
+        self._gate = gate
         samples = config.buffer.capacity_batches * config.batch_size
         self._buffer = RolloutBuffer(samples, config.buffer.order)
         self._started_s = time.monotonic()
@@ -90,6 +94,8 @@ class AsyncLoop:
         finally:
             for task in running:
                 task.cancel()
+            if self._gate is not None:
+                self._gate.close()
 
     def wall_s(self) -> float:
         """Wall-clock of this attempt so far."""
@@ -129,6 +135,7 @@ class AsyncLoop:
         clock = self._learner_clock
         while self.state.learner_version < self._config.steps:
             groups = await self._next_batch()
+            self._hand_to_gate(groups)
             with clock.state(SlotState.GRADE):
                 worth_training = await self._worth_training(groups)
             if not worth_training:
@@ -143,8 +150,12 @@ class AsyncLoop:
                     await self._publish()
             self.state.learner_version = report.learner_version
             await self._training(0)
+            with clock.state(SlotState.GRADE):
+                metrics |= await self._gated()
             with clock.state(SlotState.TRAIN):
                 self._tell(metrics)  # before the checkpoint: a resumed run has the line or makes it
+            if self._gate is not None:
+                self._gate.enforce()
             due = self.state.learner_version % self._config.checkpoint_every == 0
             if due and not report.skipped:  # this step's checkpoint is never written twice
                 with clock.state(SlotState.CHECKPOINT):
@@ -261,6 +272,17 @@ class AsyncLoop:
                 "(data.rl_bands), a larger rl.group_size, or more SFT (sft.steps)"
             )
         return False
+
+    def _hand_to_gate(self, groups: Sequence[Group]) -> None:
+        """Have the batch judged beside the step that may train on it."""
+        if self._gate is not None:
+            samples = [r for g in groups for r in g.rollouts]
+            names = [r.rollout.rollout_id for r in samples]
+            self._gate.submit(self.state.learner_version + 1, [r.outcome for r in samples], names)
+
+    async def _gated(self) -> dict[str, float]:
+        """The verdicts on the batches since the last step; others go on working meanwhile."""
+        return {} if self._gate is None else await asyncio.to_thread(self._gate.settle)
 
     # -- control, publish, checkpoint -----------------------------------------------------------
 

@@ -19,6 +19,7 @@ from tasks.rl.ledger import SampleFate
 from tasks.rl.loop import AsyncLoop, slots_of
 from tasks.rl.loop_state import LoopState
 from tasks.rl.prompt_queue import PromptQueue
+from tasks.rl.reward_gate import RewardGate
 from tasks.rl.runtime.types import Runtime
 from tasks.rl.types import Group, ScoredRollout
 
@@ -55,7 +56,9 @@ async def _run(
     if saved is not None:
         state.resume(saved)
         report.drop_metrics_after(saved.step)
-    loop = AsyncLoop(config.rl, runtime, state, checkpoints, out_dir / "publish", report)
+    gate = RewardGate(config.rl, out_dir)
+    gate.resume(state.learner_version)
+    loop = AsyncLoop(config.rl, runtime, state, checkpoints, out_dir / "publish", report, gate)
     try:
         await loop.run(saved)
         wall_s = loop.wall_s()  # the books close here: what follows is the stage's, not the loop's
@@ -68,6 +71,7 @@ async def _run(
     trained = [{"step": step, "row_ids": row_ids} for step, row_ids in state.trained]
     write_jsonl(out_dir / "trained_rows.jsonl", trained)
     summary = summarise(config, state) | {
+        "reward_gate": gate.summary(),
         "ledger": {
             "seconds": state.ledger.seconds_by_state(),
             "wall_s": balance.wall_s,

@@ -59,6 +59,7 @@ def test_a_night_of_runs(tiny_pipeline, migrated):
         "staleness_limit": 2,
         "max_staleness_seen": 1,
         "resumes": 0,
+        "reward_gate": None,
     }
     # 72 slot-seconds at the configured 0.05 USD an hour, whatever the ledger was written with
     assert first["cost"]["usd"] == pytest.approx(72 / 3600 * 0.05)
