@@ -189,6 +189,6 @@ def _work(
         mlflow_run_id=run.tracker.run_id(spec.name),
     )
     reporting.flush()
-    log.output(folder, finished)
+    log.output(folder, finished, run.config.tracking.max_artifact_mb * 1e6)
     reporting.table(record, wall_s)
     return record

@@ -19,6 +19,8 @@ RunStatus = Literal["FINISHED", "FAILED", "KILLED"]
 
 EXPERIMENT_TAGS = {"mlflow.experimentKind": "custom_model_development"}
 """Has MLflow's pages show runs and their figures, not chat traces."""
+PROXIED = "mlflow-artifacts:"
+"""Scheme of an artefact address that only a server resolves."""
 METRICS_PER_BATCH = 1000  # MLflow's own limit for one request
 _DIGEST_CHARS = 36  # width of the digest column
 _VALUE_CHARS = 5000  # MLflow refuses longer tag and parameter values
@@ -168,7 +170,23 @@ class Speaker:
         if not Path(op["path"]).is_file():
             logger.warning("%s is gone and is not uploaded to MLflow", op["path"])
             return
-        self.client.log_artifact(self.ids[op["run"]], op["path"], op["folder"])
+        run_id = self.ids[op["run"]]
+        local = self._local_artifacts(run_id)
+        if local is None:
+            self.client.log_artifact(run_id, op["path"], op["folder"])
+            return
+        from mlflow.store.artifact.local_artifact_repo import LocalArtifactRepository
+
+        LocalArtifactRepository(local).log_artifact(op["path"], op["folder"])
+
+    def _local_artifacts(self, run_id: str) -> str | None:
+        """Where a run's files lie that a server hands out, and now none runs: in our own folder."""
+        if self._artifacts is None:
+            return None
+        uri = str(self.client.get_run(run_id).info.artifact_uri)
+        if not uri.startswith(PROXIED):
+            return None
+        return f"{self._artifacts}/{uri.removeprefix(PROXIED).lstrip('/')}"
 
     def _say_dataset(self, op: Operation) -> None:
         from mlflow.entities import Dataset, DatasetInput, InputTag

@@ -27,6 +27,7 @@ PARENT = "run"
 MODEL_KINDS = frozenset({"model", "quantisations", "bundle"})
 MAX_FILE_BYTES = 4 << 20
 _FILE_SUFFIXES = frozenset({".json", ".jsonl", ".html", ".md", ".txt"})
+_MACHINERY = frozenset({"publish", "checkpoints", "bundle", CONTROL})
 _WEIGHT_FOLDERS = frozenset({"snapshot", "policy", "adapter", "bundle", "checkpoints"})
 
 
@@ -61,24 +62,37 @@ class StageLog:
         """Metric lines of the stage."""
         self._tracker.say(log_metrics(self._stage, lines))
 
-    def output(self, folder: StageFolder, finished: Finished) -> None:
-        """Every file by hash in a manifest, the small readable ones as they are, and the model."""
+    def output(self, folder: StageFolder, finished: Finished, max_bytes: float) -> None:
+        """Every file by hash in a manifest, those up to `max_bytes` themselves, and the model.
+
+        Of an output that is reused, only what people read: the run that made it holds the rest.
+        """
         record = finished.record
-        manifest = {"record": record.model_dump(mode="json"), "files": finished.files}
-        path = write_json(folder.control / "manifest.json", manifest)
+        kept = self._kept(finished, max_bytes)
+        files = {n: {**f, "in_mlflow": n in kept} for n, f in finished.files.items()}
+        body = {"record": record.model_dump(mode="json"), "files": files}
+        path = write_json(folder.control / "manifest.json", body)
         operations: list[Operation] = [
             set_tags(self._stage, {"output.sha256": record.sha256, "output.uri": record.uri}),
             log_file(self._stage, path, None),
             log_file(self._stage, folder.control / "key.json", None),
         ]
-        for name, facts in finished.files.items():
-            if is_readable(name, facts["size"]):
-                parent = str(Path(name).parent)
-                target = None if parent == "." else parent
-                operations.append(log_file(self._stage, folder.path / name, target))
+        for name in kept:
+            parent = str(Path(name).parent)
+            target = None if parent == "." else parent
+            operations.append(log_file(self._stage, folder.path / name, target))
         if record.kind in MODEL_KINDS:
             operations.append(self._link(self._stage, record, "output"))
         self._tracker.say(*operations)
+
+    def _kept(self, finished: Finished, max_bytes: float) -> list[str]:
+        """Names of the files MLflow is given."""
+        sizes = {name: facts["size"] for name, facts in finished.files.items()}
+        maker = finished.mlflow_run_id
+        made_before = maker is not None and maker != self._tracker.run_id(self._stage)
+        if made_before and self._tracker.knows(str(maker)):
+            return [name for name, size in sizes.items() if is_readable(name, size)]
+        return [name for name, size in sizes.items() if size <= max_bytes and is_artifact(name)]
 
     def close(self, status: RunStatus) -> None:
         """Close the run."""
@@ -88,8 +102,16 @@ class StageLog:
         return _link(self._stage, self._profile, name, record, direction)
 
 
+def is_artifact(name: str) -> bool:
+    """Whether a file is part of what a stage made, rather than of how it made it.
+
+    The bundle's files lie in its archive; of the folder itself only the manifest is kept.
+    """
+    return Path(name).parts[0] not in _MACHINERY or name == "bundle/manifest.json"
+
+
 def is_readable(name: str, size: int) -> bool:
-    """Whether a file is logged itself; weights and large files stand in the manifest by hash."""
+    """Whether people read a file as it is: no weights, nothing large."""
     parts = Path(name).parts
     if parts[0] in _WEIGHT_FOLDERS or parts[0] == CONTROL:
         return False

@@ -62,6 +62,17 @@ class Tracker:
         """MLflow's id of one of our runs; None where the store has not taken it."""
         return self.speaker.ids.get(run)
 
+    def knows(self, run_id: str) -> bool:
+        """Whether the store holds this MLflow run; False where it cannot be asked."""
+        with self.clock():
+            if self._pending or why_unreachable(self.speaker.uri) is not None:
+                return False
+            try:
+                self.speaker.client.get_run(run_id)
+            except store_errors():
+                return False
+            return True
+
     def say(self, *operations: Operation) -> None:
         """Say operations, or write them down where the store does not answer."""
         with self.clock():

@@ -223,7 +223,7 @@ def test_lineage_links_one_model_as_output_and_input_and_a_reuse_makes_no_second
     for _ in range(2):  # made, then reused
         sft = StageLog(tracker, "sft", "smollm2.5")
         sft.open({}, {"cached": "false"})
-        sft.output(folder, finished)
+        sft.output(folder, finished, 1e6)
         sft.close("FINISHED")
     rl = StageLog(tracker, "rl", "smollm2.5")
     rl.open({"sft": finished.record}, {})
@@ -239,9 +239,72 @@ def test_lineage_links_one_model_as_output_and_input_and_a_reuse_makes_no_second
     assert rl_run.data.tags["input.sft.sha256"] == "abcd"
     assert rl_run.info.status == "KILLED"
     logged = {a.path for a in client.list_artifacts(ids["sft"])}
-    assert logged == {"manifest.json", "key.json", "summary.json"}
+    assert logged == {"manifest.json", "key.json", "summary.json", "policy"}
     manifest = json.loads((folder.control / "manifest.json").read_text())
     assert set(manifest["files"]) == {"policy/model.safetensors", "summary.json"}
+
+
+def files_in(client, run_id, folder=None):
+    """Paths of all files MLflow holds of a run."""
+    found = set()
+    for entry in client.list_artifacts(run_id, folder):
+        found |= files_in(client, run_id, entry.path) if entry.is_dir else {entry.path}
+    return found
+
+
+def a_package(runs):
+    """A finished package with its archive, a file too large, and what is no artefact."""
+    folder = StageFolder(runs / "store", "package", "p" * 64)
+    for name, size in {
+        "agent-1.tar.gz": 900,
+        "F16.gguf": 1001,
+        "Q8_0.gguf": 1000,
+        "bundle/manifest.json": 2,
+        "bundle/agent.py": 3,
+        "publish/v1/model.safetensors": 4,
+    }.items():
+        (folder.path / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder.path / name).write_bytes(b"x" * size)
+    folder.control.mkdir()
+    (folder.control / "key.json").write_text("{}")
+    record = ArtifactRecord(kind="bundle", uri=folder.path.as_posix(), sha256="p" * 64)
+    return folder, record
+
+
+@pytest.mark.parametrize(("maker", "whole"), [(None, True), ("gone", True), ("there", False)])
+def test_artefacts_up_to_the_limit_are_kept_once_and_all_stand_in_the_manifest(runs, maker, whole):
+    tracker = open_tracker(runs, runs / "r1", "exp", None)
+    tracker.say(create_run("run", "r1", None, {}))
+    made_by = {None: None, "gone": "0" * 32, "there": tracker.run_id("run")}[maker]
+    folder, record = a_package(runs)
+    log = StageLog(tracker, "package", "p")
+    log.open({}, {})
+    log.output(folder, folder.finish(record, wall_s=1.0, mlflow_run_id=made_by), 1000)
+    client, run_id = tracker.speaker.client, tracker.run_id("package")
+    always = {"manifest.json", "key.json"}
+    made = {"agent-1.tar.gz", "Q8_0.gguf", "bundle/manifest.json"}
+    assert files_in(client, run_id) == always | (made if whole else set())
+    files = json.loads((folder.control / "manifest.json").read_text())["files"]
+    assert {n: f["in_mlflow"] for n, f in files.items() if f["in_mlflow"] or n == "F16.gguf"} == (
+        dict.fromkeys(made, True) if whole else {}
+    ) | {"F16.gguf": False}
+    assert files["F16.gguf"]["size"] == 1001 and len(files["F16.gguf"]["sha256"]) == 64
+
+
+def test_without_its_server_a_run_still_keeps_files_whose_address_only_a_server_resolves(
+    runs, path
+):
+    tracker = open_tracker(runs, runs / "r1", "proxied", None)
+    tracker.speaker._artifacts = "mlflow-artifacts:/"  # as a server makes the experiment
+    tracker.say(create_run("run", "r1", None, {}))
+    offline = open_tracker(runs, runs / "r1", "proxied", None)
+    offline.speaker.ids = tracker.speaker.ids
+    offline.say(log_file("run", path, None), log_file("run", path, "deep/er"))
+    assert offline.problem is None
+    (kept,) = (runs / "mlartifacts").iterdir()
+    found = {p.relative_to(kept).as_posix() for p in kept.rglob("*") if p.is_file()}
+    assert found == {f"artifacts/{path.name}", f"artifacts/deep/er/{path.name}"}
+    assert kept.name == offline.run_id("run")
 
 
 @pytest.mark.parametrize(
