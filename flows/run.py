@@ -189,7 +189,7 @@ class Run:
             if finished.mlflow_run_id:
                 tags["made_by_run"] = finished.mlflow_run_id
             log.open(inputs, tags)
-            log.output(folder, finished)
+            log.output(folder, finished, context.config.tracking.max_artifact_mb * 1e6)
             log.close("FINISHED")
         remember(folder, key, context.store, finished=True)
         wall_s = time.monotonic() - start_s
