@@ -44,7 +44,7 @@ def test_record_names_everything(package):
     assert meta["archive_sha256"] == hash_file(package.archive)
     assert (meta["signed"], meta["default"], meta["quantisations"]) == (True, "Q8_0", ["Q8_0"])
     assert sorted(p.name for p in package.bundle.parent.iterdir()) == sorted(
-        ["bundle", package.archive.name, "progress.json"]
+        ["bundle", package.archive.name, "measured.json", "progress.json"]
     )
 
 
