@@ -37,8 +37,16 @@ class ImatrixError(QuantizeError, ValueError):
     """The importance matrix is missing, empty, or does not fit the model."""
 
 
+class GenericTextError(QuantizeError, LookupError):
+    """There is no generic text on this machine, or too little."""
+
+
 class QuantisationError(QuantizeError, RuntimeError):
     """llama.cpp could not quantise; the message holds its log."""
+
+
+class RepairError(QuantizeError, ValueError):
+    """A mix of types that cannot be made."""
 
 
 class ParityError(QuantizeError, ValueError):

@@ -38,35 +38,47 @@ def collect(
     model_dir: Path,
     rollouts: Sequence[Sequence[int]],
     on_progress: Callable[[int, int], None] | None = None,
+    *,
+    counted: Sequence[np.ndarray] | None = None,
+    head: bool = False,
 ) -> ImportanceMatrix:
     """Run the float32 model over token ids and gather Σ x² of every matrix in its blocks.
 
-    The head is left out, as in llama.cpp: it keeps a high-precision type.
+    Every position passes through every matrix, so the last block counts as many tokens as the
+    first. `counted` (bool, one array of a rollout's length each) leaves tokens out of the sums,
+    not out of the context. With `head` the output matrix has an entry too, under the name of the
+    embedding where the two are one; llama.cpp's tool leaves it out.
 
     Raises:
-        ImatrixError: no rollout, an empty one, or activations that are not finite.
+        ImatrixError: no rollout, an empty one, no token that counts, `counted` that does not fit,
+            or activations that are not finite.
     """
     import torch
     from transformers import AutoModelForCausalLM
 
     _check_rollouts(rollouts)
-    names = _gguf_names(model_dir)
+    keeps = [torch.from_numpy(k) for k in _counted(rollouts, counted)]
+    names = _gguf_names(model_dir, head=head)
     model = AutoModelForCausalLM.from_pretrained(
         str(model_dir), dtype=torch.float32, use_safetensors=True, local_files_only=True
     ).eval()
     sums: dict[str, torch.Tensor] = {}
     counts: dict[str, int] = {}
     handles = []
+    current: list[torch.Tensor] = []  # which tokens of the rollout at hand count
     for module_name, module in model.named_modules():
         target = names.get(f"{module_name}.weight")
         if target is None or not isinstance(module, torch.nn.Linear):
             continue
         sums[target] = torch.zeros(module.in_features, dtype=torch.float64)
         counts[target] = 0
-        handles.append(module.register_forward_pre_hook(_adder(target, sums, counts)))
+        handles.append(module.register_forward_pre_hook(_adder(target, sums, counts, current)))
+    # the head is run only where it is to be counted: it is the largest matrix of a small model
+    forward = model if head else model.model
     with torch.inference_mode():
-        for done, ids in enumerate(rollouts, start=1):
-            model.model(input_ids=torch.tensor([list(ids)]), use_cache=False)
+        for done, (ids, keep) in enumerate(zip(rollouts, keeps, strict=True), start=1):
+            current[:] = [keep]
+            forward(input_ids=torch.tensor([list(ids)]), use_cache=False)
             if on_progress is not None:
                 on_progress(done, len(rollouts))
     for handle in handles:
@@ -77,12 +89,15 @@ def collect(
 
 
 def _adder(
-    name: str, sums: "dict[str, torch.Tensor]", counts: dict[str, int]
+    name: str,
+    sums: "dict[str, torch.Tensor]",
+    counts: dict[str, int],
+    current: "list[torch.Tensor]",
 ) -> Callable[[Any, Any], None]:
-    """A hook that adds x² of one matrix's inputs, summed over tokens."""
+    """A hook that adds x² of one matrix's inputs, summed over the tokens that count."""
 
     def add(_module: Any, inputs: Any) -> None:
-        rows = inputs[0].reshape(-1, inputs[0].shape[-1]).double()
+        rows = inputs[0].reshape(-1, inputs[0].shape[-1])[current[0]].double()
         sums[name] += rows.square().sum(0)
         counts[name] += rows.shape[0]
 
@@ -97,6 +112,23 @@ def _check_rollouts(rollouts: Sequence[Sequence[int]]) -> None:
         raise ImatrixError(f"rollout {empty} for the importance matrix has no tokens")
 
 
+def _counted(
+    rollouts: Sequence[Sequence[int]], counted: Sequence[np.ndarray] | None
+) -> list[np.ndarray]:
+    """Bool (T,) for each rollout; all True where nothing is said."""
+    if counted is None:
+        return [np.ones(len(ids), bool) for ids in rollouts]
+    lengths = [len(ids) for ids in rollouts]
+    if [len(keep) for keep in counted] != lengths:
+        raise ImatrixError(
+            f"counted speaks of {len(counted)} rollouts of {[len(k) for k in counted][:4]}… tokens; "
+            f"expected {len(rollouts)} of {lengths[:4]}…"
+        )
+    if not any(np.any(keep) for keep in counted):
+        raise ImatrixError("no token counts for the importance matrix; check the action_mask")
+    return [np.asarray(keep, bool) for keep in counted]
+
+
 def _check_sums(sums: dict[str, np.ndarray]) -> None:
     for name, values in sums.items():
         if not np.isfinite(values).all():
@@ -105,8 +137,8 @@ def _check_sums(sums: dict[str, np.ndarray]) -> None:
             )
 
 
-def _gguf_names(model_dir: Path) -> dict[str, str]:
-    """HF name → GGUF name of every weight inside a block."""
+def _gguf_names(model_dir: Path, *, head: bool = False) -> dict[str, str]:
+    """HF name → GGUF name of every weight inside a block, and of the head where asked for."""
     from gguf import get_tensor_name_map
     from gguf.constants import MODEL_ARCH_NAMES
 
@@ -118,6 +150,8 @@ def _gguf_names(model_dir: Path) -> dict[str, str]:
         target = table.get_name(source)
         if target is not None and target.startswith("blk."):
             found[f"{source}.weight"] = f"{target}.weight"
+    if head:
+        found["lm_head.weight"] = "token_embd.weight" if shape.tied else "output.weight"
     return found
 
 

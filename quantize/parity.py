@@ -136,6 +136,29 @@ def summarise(sequences: Sequence[SequenceParity], *, seed: int = 0) -> Parity:
     )
 
 
+def kl_difference(
+    ours: Sequence[SequenceParity], theirs: Sequence[SequenceParity], *, seed: int = 0
+) -> Interval:
+    """Mean KL per token of `ours` less that of `theirs`, nats; below 0, ours lies nearer.
+
+    Paired: both sides of a drawn sequence come along, so that what is hard for both cancels.
+
+    Raises:
+        ParityError: the two do not speak of the same sequences.
+    """
+    if [s.tokens for s in ours] != [s.tokens for s in theirs]:
+        raise ParityError(
+            f"a paired difference needs the same sequences on both sides; got {len(ours)} and "
+            f"{len(theirs)}, or other numbers of tokens"
+        )
+    pairs = [(a, b) for a, b in zip(ours, theirs, strict=True) if a.tokens]
+    if not pairs:
+        raise ParityError("no sampled token to compare on")
+    tokens = np.array([a.tokens for a, _ in pairs], np.float64)
+    excess = np.array([a.kl - b.kl for a, b in pairs]) / tokens
+    return bootstrap_mean(excess, weights=tokens, resamples=RESAMPLES, seed=seed)
+
+
 def f16_problem(parity: Parity, max_kld: float, min_top1: float) -> str | None:
     """Why an F16 file is not the HF model, or None."""
     problems = []
