@@ -1,5 +1,6 @@
 """Devices on loopback: a root folder, an sshd and a port each; no systemd (scope `process`)."""
 
+import contextlib
 import getpass
 import json
 import os
@@ -249,10 +250,8 @@ def _is_sshd(pid: int) -> bool:
 
 
 def _kill(pid: int) -> None:
-    try:
+    with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
 
 
 def device_calls(device: LoopbackDevice, op: str) -> list[int]:
