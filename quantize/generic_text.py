@@ -1,8 +1,8 @@
 """Text about something else than the policy's task, to hold its own rollouts against.
 
-What is taken is the Python language reference, which every CPython carries (`pydoc_data.topics`, for
-`help()`): about half a million characters of English with code in it, on this machine already, and the
-same for the same Python version.
+What is taken is the Python language reference, which every CPython carries (`pydoc_data.topics`,
+for `help()`): about half a million characters of English with code in it, on this machine already,
+and the same for the same Python version.
 """
 
 import importlib
@@ -42,7 +42,7 @@ def describe_text(text: str) -> str:
 def chunks(
     encode: Callable[[str], Sequence[int]], text: str, tokens: int, length: int
 ) -> list[list[int]]:
-    """`text` in stretches of `length` ids each, as many as hold at least `tokens`, or all there are.
+    """`text` in stretches of `length` ids, as many as hold at least `tokens`, or all there are.
 
     Raises:
         GenericTextError: the text is shorter than one stretch.

@@ -121,8 +121,8 @@ def _counted(
     lengths = [len(ids) for ids in rollouts]
     if [len(keep) for keep in counted] != lengths:
         raise ImatrixError(
-            f"counted speaks of {len(counted)} rollouts of {[len(k) for k in counted][:4]}… tokens; "
-            f"expected {len(rollouts)} of {lengths[:4]}…"
+            f"counted speaks of {len(counted)} rollouts, with {[len(k) for k in counted][:4]}… "
+            f"tokens; expected {len(rollouts)}, with {lengths[:4]}…"
         )
     if not any(np.any(keep) for keep in counted):
         raise ImatrixError("no token counts for the importance matrix; check the action_mask")
