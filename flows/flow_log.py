@@ -56,6 +56,9 @@ class FlowLog:
     def _stage_failed(self, event: Event, place: str) -> None:
         self._say(logging.ERROR, f"{place} failed: {event.message}")
 
+    def _note(self, event: Event, place: str) -> None:
+        self._say(logging.INFO, f"{place} {event.message}".strip())
+
     def _warning(self, event: Event, place: str) -> None:
         self._say(logging.WARNING, event.message)
 

@@ -83,3 +83,8 @@ class NightLog:
     def last_done(self) -> NightLine | None:
         """The last night that was not skipped, broken off or failed."""
         return next((line for line in reversed(self.lines()) if line.outcome in DONE), None)
+
+
+def night_logs(runs_dir: Path) -> list[NightLog]:
+    """The log of every profile that had a night."""
+    return [NightLog(runs_dir, path.stem) for path in sorted((runs_dir / FOLDER).glob("*.jsonl"))]

@@ -22,7 +22,6 @@ from prefect.client.schemas.filters import (
 from prefect.client.schemas.objects import FlowRun, State, StateType
 from prefect.client.schemas.schedules import CronSchedule
 from prefect.context import FlowRunContext
-from prefect.exceptions import Pause
 from prefect.states import Cancelled, Completed
 
 from configs.schema import PipelineConfig
@@ -160,13 +159,18 @@ def scheduled_night(client: SyncPrefectClient, run: FlowRun, default_zone: str) 
 
 
 def _cron_and_zone(client: SyncPrefectClient, run: FlowRun) -> tuple[str | None, str | None]:
-    """Of the schedule that started the run; None where it is gone or no cron."""
-    made_by = run.created_by.id if run.created_by is not None else None
+    """Of the schedule that started the run; None where it is gone or no cron.
+
+    Deploying anew gives a schedule another id, so one of the same slug counts too.
+    """
     assert run.deployment_id is not None
-    for found in client.read_deployment_schedules(run.deployment_id):
-        if found.id == made_by:
-            cron = found.schedule.cron if isinstance(found.schedule, CronSchedule) else None
-            return cron, getattr(found.schedule, "timezone", None)
+    schedules = client.read_deployment_schedules(run.deployment_id)
+    made_by = run.created_by
+    ours = [s for s in schedules if made_by is not None and s.id == made_by.id]
+    named = [s for s in schedules if made_by is not None and s.slug == made_by.display_value]
+    for found in [*ours, *named]:
+        cron = found.schedule.cron if isinstance(found.schedule, CronSchedule) else None
+        return cron, getattr(found.schedule, "timezone", None)
     return None, None
 
 
@@ -204,7 +208,7 @@ def as_night(run: "Run") -> Iterator[None]:
     except NothingNewError as error:
         outcome, tonight.message = NOTHING_NEW, str(error)
         context.tell(Event("note", message=str(error)))
-    except (StoppedAfter, Pause):
+    except StoppedAfter:
         outcome = "stopped"
         raise
     except Exception as error:

@@ -11,6 +11,7 @@ from typing import Any, cast
 from jinja2 import TemplateError
 from prefect import get_run_logger
 from prefect.client.schemas.objects import State
+from prefect.runtime import flow_run
 from prefect.tasks import Task
 
 from configs.schema import PipelineConfig
@@ -19,6 +20,8 @@ from flows.alerts import Sending, start_alert
 from flows.flow_log import FlowLog
 from flows.lineage_page import write_run_lineage
 from flows.nightly_run import Tonight, as_night, locked_out, open_night
+from flows.owner import sign
+from flows.reconcile import reconcile_at_start
 from flows.releases import follow, ready_ledger
 from flows.report import write_report
 from flows.run_alerts import run_alerts
@@ -233,12 +236,15 @@ def open_run(
     run_dir = launch.runs_dir / launch.run_id
     run_dir.mkdir(parents=True, exist_ok=True)
     write_json(run_dir / "config.json", config.model_dump(mode="json"))
+    sign(run_dir, flow_run.get_id())
     with contextlib.ExitStack() as stack:
         if not launch.locked:
             stack.enter_context(_lock(launch, config, nightly=nightly))
         run = _new_run(config, launch, stack.enter_context(PeakSampler()))
         run.force, run.stop_after, run.night = frozenset(force), stop_after, night
         stack.enter_context(entered(run.context))
+        if not launch.locked:
+            reconcile_at_start(run.context)
         ledger = ready_ledger(launch.runs_dir, config.profile)
         open_parent(run.context, run.git)
         follow(run.context, ledger)

@@ -17,8 +17,10 @@ def owner_lives(tags: dict[str, str]) -> bool:
     if tags.get("owner.host") != os.uname().nodename:
         return True
     try:
-        started = psutil.Process(int(tags["owner.pid"])).create_time()
-        return bool(abs(started - float(tags["owner.started"])) < _START_TOLERANCE_S)
+        process = psutil.Process(int(tags["owner.pid"]))
+        if process.status() == psutil.STATUS_ZOMBIE:
+            return False
+        return bool(abs(process.create_time() - float(tags["owner.started"])) < _START_TOLERANCE_S)
     except (psutil.NoSuchProcess, KeyError, ValueError):
         return False
 
