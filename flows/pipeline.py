@@ -16,6 +16,7 @@ from flows.nightly_run import end_state, taken_in
 from flows.nightly_start import starting_point
 from flows.parameters import Profile, Stage
 from flows.promotion import decide_promotion
+from flows.quarantine_decisions import released_rows
 from flows.run import open_run
 from tasks.evaluate_heldout import evaluate_heldout
 from tasks.package_edge import package_edge
@@ -51,7 +52,9 @@ def rl_pipeline(
     if (answered := answered_approval(config)) is not None:
         return answered
     with open_run(config, force=force or (), stop_after=stop_after, nightly=nightly) as run:
-        data = run.stage("data", prepare_data, **taken_in(run))
+        data = run.stage(
+            "data", prepare_data, **taken_in(run), **released_rows(run.context.runs_dir)
+        )
         sft = run.stage("sft", train_sft, data=data, **starting_point(run, data))
         rl = run.stage("rl", train_rl, data=data, sft=sft)
         evaluation = run.stage("evaluation", evaluate_heldout, data=data, sft=sft, rl=rl)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Literal
 
 from configs.schema import PipelineConfig
+from flows.quarantine_decisions import released_rows
 from tasks.artifacts import ArtifactRecord
 from tasks.artifacts.store import StageFolder
 from tasks.cache_keys import StageKey, explain, key_parts, stage_key
@@ -30,7 +31,7 @@ def plan(
 ) -> list[StagePlan]:
     """HIT or RUN for every stage, in order; outputs are re-hashed."""
     store = runs_dir / "store"
-    records: dict[str, ArtifactRecord] = {}
+    records: dict[str, ArtifactRecord] = released_rows(runs_dir)
     lines = []
     for spec in STAGES.values():
         missing = [name for name in spec.inputs if name not in records]

@@ -49,7 +49,7 @@ STAGES: dict[str, StageSpec] = {
             entry="tasks.stage_calls:data",
             code=("tasks.data.stage",),
             shown=("data.rl_bands",),  # only checked against the bands there are
-            optional=("intake",),
+            optional=("intake", "releases"),
         ),
         StageSpec(
             name="sft",

@@ -26,6 +26,16 @@ class Candidate:
     """The row as it stood in its file, for the quarantine."""
     dropped: bool = False
     """From the drop folder: it belongs to the training side, whatever is split."""
+    waived: frozenset[str] = frozenset()
+    """Checks a person released it from; all others bind."""
+
+    def set_aside(self, reason: str, split: str) -> "Quarantined":
+        """This row with the reason it does not take part."""
+        return Quarantined(self.id, self.line, reason, self.raw, split, self.source)
+
+    def shown(self) -> dict[str, Any]:
+        """The row as the quarantine shows it, which is what a release names."""
+        return dict(json_safe(self.raw))
 
     def row(self) -> Row:
         """The canonical row; raises pydantic's ValidationError where the gate was not asked."""
@@ -66,6 +76,8 @@ class Quarantined:
     reason: str
     row: dict[str, Any]
     split: str
+    source: str = ""
+    """File it came from, or what made it."""
 
     @property
     def code(self) -> str:
@@ -80,6 +92,7 @@ class Quarantined:
             "reason": self.reason,
             "row": json_safe(self.row),
             "split": self.split,
+            "source": self.source,
         }
 
 

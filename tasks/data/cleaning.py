@@ -5,7 +5,7 @@ The held-out side is never changed by what is in training: leaks leave the train
 
 import hashlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -116,7 +116,7 @@ def set_aside(
         else:
             reason = _repeats(row, first_of)
         if reason:
-            quarantined.append(Quarantined(row.id, row.line, reason, row.raw, split_name))
+            quarantined.append(row.set_aside(reason, split_name))
         else:
             kept.append(row)
     return kept, verdict
@@ -134,11 +134,12 @@ def _repeats(row: Candidate, first_of: dict[tuple[str, str], Candidate]) -> str:
     keys = {"duplicate_prompt": prompt_key(row.prompt), "duplicate_id": row.id}
     for code, key in keys.items():
         first = first_of.get((code, key))
-        if first is not None:
+        if first is not None and code not in row.waived:
             where = f" on line {first.line}" if first.line else ""
             differs = "" if first.answer == row.answer else f", which answers {first.answer!r}"
             return f"{code}: of row {first.id!r}{where}{differs}"
-    first_of.update(dict.fromkeys(keys.items(), row))
+    for named in keys.items():
+        first_of.setdefault(named, row)
     return ""
 
 
@@ -153,8 +154,16 @@ def _detail(code: str, row: Candidate, config: DataConfig) -> str:
 
 
 def _frame(
-    rows: Sequence[Candidate | Row], split_name: str, heldout: frozenset[str] = frozenset()
+    rows: Sequence[Candidate | Row],
+    split_name: str,
+    heldout: frozenset[str] = frozenset(),
+    waived: Mapping[str, frozenset[str]] | None = None,
 ) -> "pd.DataFrame":
+    """The gate's frame; candidates know what they were released from, rows are told by id."""
+
+    def released(row: Candidate | Row) -> frozenset[str]:
+        return row.waived if isinstance(row, Candidate) else (waived or {}).get(row.id, frozenset())
+
     return dataset_frame(
         [
             {
@@ -163,6 +172,7 @@ def _frame(
                 "prompt": row.prompt,
                 "answer": row.answer,
                 "answer_kind": row.answer_kind,
+                "waived": released(row),
             }
             for index, row in enumerate(rows)
         ],
@@ -171,12 +181,20 @@ def _frame(
 
 
 def gate_rows(
-    rows: Sequence[Row], split_name: str, min_rows: int, config: DataConfig, heldout: Sequence[Row]
+    rows: Sequence[Row],
+    split_name: str,
+    min_rows: int,
+    config: DataConfig,
+    heldout: Sequence[Row],
+    waived: Mapping[str, frozenset[str]] | None = None,
 ) -> GateVerdict:
-    """The verdict that counts: over rows as written, with the row count the config asks for."""
+    """The verdict that counts: over rows as written, with the row count the config asks for.
+
+    `waived` holds, by id, the checks that rows were released from.
+    """
     limits = DatasetLimits(min_rows, config.gate.max_prompt_chars)
     keys = frozenset(prompt_key(row.prompt) for row in heldout) if split_name == "train" else None
-    frame = _frame(rows, split_name, keys or frozenset())
+    frame = _frame(rows, split_name, keys or frozenset(), waived)
     return validate_frame(frame, dataset_suite(split_name, limits))
 
 
@@ -207,7 +225,7 @@ def without_leaks(
             kept.append(row)
         else:
             reason = f"leak: the prompt of held-out row {twin.id!r}"
-            quarantined.append(Quarantined(row.id, row.line, reason, row.raw, "train"))
+            quarantined.append(row.set_aside(reason, "train"))
     return kept
 
 

@@ -61,14 +61,20 @@ def _rows_of(
             records.append(Record(line.line, parse_line(line.text.encode())))
         except ValueError as error:
             reason = f"unparseable_line: {PREFIX}{name}: {error}"
-            quarantined.append(Quarantined(None, line.line, reason, {"text": line.text}, "train"))
+            quarantined.append(
+                Quarantined(
+                    None, line.line, reason, {"text": line.text}, "train", f"{PREFIX}{name}"
+                )
+            )
     if not records:
         return []
     try:
         shape = _shape(records, source.mapping, name)
     except UnknownShapeError as error:
         quarantined += [
-            Quarantined(None, r.line, f"unknown_shape: {error}", dict(r.values), "train")
+            Quarantined(
+                None, r.line, f"unknown_shape: {error}", dict(r.values), "train", f"{PREFIX}{name}"
+            )
             for r in records
         ]
         return []

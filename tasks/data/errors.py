@@ -41,3 +41,7 @@ class UnknownBandError(DataError):
 
 class DataGateError(DataError):
     """The gate failed; quarantine, verdict and Data Docs have been written."""
+
+
+class ReleasesChangedError(DataError):
+    """The decisions on quarantined rows are not those the run began with."""

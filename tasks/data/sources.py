@@ -145,7 +145,9 @@ def _read_side(
     name = Path(location).name if Path(location).exists() else location
     rows = [read_candidate(record, shape, source, name) for record in contents.records]
     quarantined = [
-        Quarantined(None, bad.line, f"unparseable_line: {bad.reason}", {"text": bad.text}, split)
+        Quarantined(
+            None, bad.line, f"unparseable_line: {bad.reason}", {"text": bad.text}, split, name
+        )
         for bad in contents.bad_lines
     ]
     facts = {

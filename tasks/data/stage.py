@@ -22,6 +22,7 @@ from tasks.data.demonstrations import demonstrations
 from tasks.data.drop_folder import heldout_file
 from tasks.data.dropped_rows import with_intake
 from tasks.data.errors import DataGateError, NoTrainingRowsError, UnknownBandError
+from tasks.data.releases import with_releases
 from tasks.data.sources import Loaded, load
 from tasks.environments.calculator_problems import BANDS
 from tasks.environments.row import read_rows
@@ -32,6 +33,8 @@ logger = logging.getLogger(__name__)
 
 INTAKE = "intake"
 """Name of the optional input: what nights have taken in from the drop folder."""
+RELEASES = "releases"
+"""Name of the optional input: decisions on rows of the quarantine."""
 FILES = ("train.jsonl", "heldout.jsonl", "demonstrations.jsonl")
 
 
@@ -52,12 +55,14 @@ def run(
     intake = inputs.get(INTAKE)
     if intake is not None:
         loaded = with_intake(loaded, intake, config)
+    if RELEASES in inputs:
+        loaded = with_releases(loaded, inputs[RELEASES])
     report.progress(1, 4, "checking rows")
     cleaned = _clean_or_explain(loaded, config, out_dir)
     _bands_exist(cleaned, config)
     shown = _write_rows(cleaned, config, out_dir, intake)
     report.progress(2, 4, "gate over the written files")
-    verdicts = _final_verdicts(out_dir, config)
+    verdicts = _final_verdicts(out_dir, config, cleaned)
     share = quarantined_share(cleaned.quarantined, len(cleaned.train) + len(cleaned.heldout))
     summary = _summary(loaded, cleaned, shown, out_dir, share)
     failed = _write_gate(out_dir, config, cleaned, verdicts, summary, share)
@@ -126,17 +131,24 @@ def _write_rows(
     return len(shown)
 
 
-def _final_verdicts(out_dir: Path, config: DataConfig) -> list[GateVerdict]:
+def _final_verdicts(out_dir: Path, config: DataConfig, cleaned: Cleaned) -> list[GateVerdict]:
     heldout = read_rows(out_dir / "heldout.jsonl")
     train = read_rows(out_dir / "train.jsonl")
+    waived = {row.id: row.waived for row in [*cleaned.train, *cleaned.heldout] if row.waived}
     return [
-        gate_rows(train, "train", config.gate.min_train_rows, config, heldout),
-        gate_rows(heldout, "heldout", config.gate.min_heldout_rows, config, []),
+        gate_rows(train, "train", config.gate.min_train_rows, config, heldout, waived),
+        gate_rows(heldout, "heldout", config.gate.min_heldout_rows, config, [], waived),
     ]
 
 
 def _by_reason(cleaned: Cleaned) -> dict[str, int]:
     return dict(sorted(Counter(item.code for item in cleaned.quarantined).items()))
+
+
+def _released(cleaned: Cleaned) -> dict[str, int]:
+    """Rows that take part although a check fails, by that check: a person released them."""
+    codes = Counter(code for row in [*cleaned.train, *cleaned.heldout] for code in row.waived)
+    return dict(sorted(codes.items()))
 
 
 def _band_counts(rows: Sequence[Any]) -> dict[str, int]:
@@ -159,6 +171,7 @@ def _summary(
         "heldout_frozen": loaded.frozen is not None,
         "heldout_given_up": cleaned.given_up,
         "dropped_rows": sum(row.dropped for row in cleaned.train),
+        "released": _released(cleaned),
         "quarantined": _by_reason(cleaned),
         "quarantined_share": share,
     }
@@ -185,6 +198,7 @@ def _write_gate(
         "verdicts": [verdict.to_json() for verdict in verdicts],
         "as_read": [verdict.to_json() for verdict in cleaned.verdicts],
         "quarantined": _by_reason(cleaned),
+        "released": _released(cleaned),
         "quarantined_share": share,
         "max_quarantined_share": config.gate.max_quarantined_share,
     }

@@ -24,6 +24,7 @@ COLUMNS = (
     "gold_parses",
     "gold_problem",
     "leaks",
+    "waived",
 )
 UNIQUE_CODES = ("duplicate_prompt", "duplicate_id")
 """Checks whose first failing row of each group may stay."""
@@ -43,7 +44,9 @@ def dataset_frame(
     """The frame the suite runs on.
 
     Args:
-        rows: mappings with `row` (a name of its own), `id`, `prompt`, `answer`, `answer_kind`.
+        rows: mappings with `row` (a name of its own), `id`, `prompt`, `answer`, `answer_kind`, and
+            perhaps `waived`: codes of checks a person released the row from. Those checks see a
+            value that passes, in a column that names them; the leak check cannot be waived.
         heldout_keys: `prompt_key`s of the held-out side; a training row with one of them leaks.
     """
     import pandas as pd
@@ -60,20 +63,30 @@ def _frame_row(row: Mapping[str, Any], heldout_keys: frozenset[str]) -> dict[str
     prompt_state, answer_state = field_state(prompt), field_state(answer)
     if answer_state is FieldState.NAN_WORD and kind in ("text", "code"):
         answer_state = FieldState.TEXT  # there the word may be the answer
+    waived: frozenset[str] = row.get("waived", frozenset())
+    if "prompt_no_text" in waived and prompt_state is FieldState.NAN_WORD:
+        prompt_state = FieldState.TEXT
+    if "answer_no_text" in waived and answer_state is FieldState.NAN_WORD:
+        answer_state = FieldState.TEXT  # so its gold must parse
     key = prompt_key(prompt) if isinstance(prompt, str) else None
+    leaks = key in heldout_keys
+    if key and "duplicate_prompt" in waived:
+        key = f"{key}\0{row[INDEX_COLUMN]}"
+    counted = isinstance(prompt, str) and "prompt_too_long" not in waived
     problem = gold_parses(kind, answer) if answer_state is FieldState.TEXT else None
     return {
         INDEX_COLUMN: row[INDEX_COLUMN],
         "id": row["id"],
         "prompt": prompt,
         "prompt_state": prompt_state.value,
-        "prompt_chars": len(prompt) if isinstance(prompt, str) else 0,
+        "prompt_chars": len(prompt) if counted else 0,
         "prompt_key": key or None,
         "answer": answer,
         "answer_state": answer_state.value,
         "gold_parses": problem is None,
         "gold_problem": problem,
-        "leaks": key in heldout_keys,
+        "leaks": leaks,
+        "waived": ", ".join(sorted(waived)),
     }
 
 
