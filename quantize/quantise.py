@@ -3,7 +3,7 @@
 import ctypes
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,8 +20,11 @@ from tasks.sampling.llama_cpp_context import captured_log
 
 NEEDS_IMATRIX: frozenset[QuantType] = frozenset({"IQ2_M"})
 _FTYPE: dict[QuantType, int] = {"Q8_0": 7, "Q5_K_M": 17, "Q4_K_M": 15, "IQ2_M": 29}
-_UNQUANTISED = frozenset({"F32", "F16", "BF16"})
+UNQUANTISED = frozenset({"F32", "F16", "BF16"})
+"""Types of tensors that quantising left as floats."""
 _TAG_INT, _TAG_STR = 0, 3
+NAME_KEY = "quantize.name"
+"""Where a file with raised tensors says its true name."""
 
 
 @dataclass(frozen=True)
@@ -50,10 +53,12 @@ def quantise(
     overrides: Sequence[tuple[str, str]] = (),
     *,
     threads: int = 1,
+    name: str | None = None,
 ) -> QuantReport:
     """Quantise the float file `source` into `out`; the bytes do not depend on `threads`.
 
-    `overrides` are (regular expression over tensor names, GGML type name) and win over the recipe.
+    `overrides` are (regular expression over tensor names, GGML type name) and win over the recipe;
+    `name` says in the file what they made of it, as in `IQ2_M+3`.
 
     Raises:
         ImatrixError: IQ2_M without an importance matrix, or one that does not fit.
@@ -70,7 +75,8 @@ def quantise(
     if matrix is not None:
         _check_fits(matrix, Path(source))
     with replacing(Path(out)) as temporary:
-        log = _run(Path(source), temporary, quant_type, matrix, overrides, threads)
+        keys = {**({} if matrix is None else _provenance(matrix)), **_named(name)}
+        log = _run(Path(source), temporary, quant_type, matrix, overrides, keys, threads)
     return _with_notes(describe(Path(out)), _fallbacks(log), matrix)
 
 
@@ -111,7 +117,7 @@ def quantised_tensors(gguf: Path) -> list[str]:
     from gguf import GGUFReader
 
     tensors = GGUFReader(gguf).tensors
-    return sorted(t.name for t in tensors if t.tensor_type.name not in _UNQUANTISED)
+    return sorted(t.name for t in tensors if t.tensor_type.name not in UNQUANTISED)
 
 
 def _check_fits(matrix: ImatrixFile, source: Path) -> None:
@@ -143,6 +149,7 @@ def _run(
     quant_type: QuantType,
     matrix: ImatrixFile | None,
     overrides: Sequence[tuple[str, str]],
+    keys: Mapping[str, int | str],
     threads: int,
 ) -> list[str]:
     """Call llama.cpp; returns its log lines."""
@@ -154,7 +161,8 @@ def _run(
     keep: list[Any] = []  # what C reads must outlive the call
     if matrix is not None:
         params.imatrix = _imatrix_array(matrix, keep)
-        params.kv_overrides = _provenance(matrix, keep)
+    if keys:
+        params.kv_overrides = _key_array(keys, keep)
     if overrides:
         params.tt_overrides = _override_array(overrides, keep)
     with captured_log() as log:
@@ -183,16 +191,23 @@ def _imatrix_array(matrix: ImatrixFile, keep: list[Any]) -> Any:
     return array
 
 
-def _provenance(matrix: ImatrixFile, keep: list[Any]) -> Any:
+def _provenance(matrix: ImatrixFile) -> dict[str, int | str]:
     """The keys by which a quantised file says what its importance matrix was made from."""
-    from llama_cpp import llama_model_kv_override
-
-    values: dict[str, int | str] = {
+    return {
         "quantize.imatrix.file": "imatrix.gguf",
         "quantize.imatrix.dataset": matrix.dataset,
         "quantize.imatrix.entries_count": len(matrix.means),
         "quantize.imatrix.chunks_count": matrix.rollouts,
     }
+
+
+def _named(name: str | None) -> dict[str, int | str]:
+    return {} if name is None else {NAME_KEY: name}
+
+
+def _key_array(values: Mapping[str, int | str], keep: list[Any]) -> Any:
+    from llama_cpp import llama_model_kv_override
+
     array = (llama_model_kv_override * (len(values) + 1))()
     for entry, (key, value) in zip(array, values.items(), strict=False):
         entry.key = key.encode()

@@ -2,7 +2,7 @@
 
 import dataclasses
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,32 +11,21 @@ import numpy as np
 from configs.schema.quantize import QuantizeConfig, QuantType
 from quantize.architecture import read_shape
 from quantize.convert import ConversionReport, convert
-from quantize.divergence import against, scoring_context, targets, wanted_rows
-from quantize.errors import ParityGateError, RolloutsError
+from quantize.entries import F16, attributed, entry, f16_entry, with_repairs
+from quantize.errors import ParityGateError
 from quantize.imatrix import collect, write_imatrix
-from quantize.parity import (
-    RESAMPLES,
-    Parity,
-    attribution,
-    compare,
-    f16_problem,
-    summarise,
-    verdict,
-)
-from quantize.quantise import QuantReport, describe, quantise
-from quantize.rollouts import IMATRIX, PARITY, RolloutTokens, read_rollouts, take
+from quantize.measure import AnswerGreedily, Judged, Yardstick, answers_of, hf_against_f16
+from quantize.parity import Parity, f16_problem
+from quantize.quantise import QuantReport, quantise
+from quantize.repair_bench import Subject
+from quantize.repair_run import Repaired, next_larger, repair
+from quantize.rollouts import IMATRIX, PARITY, read_rollouts, take
 from tasks.artifacts.atomic import write_json
-from tasks.artifacts.bootstrap import Interval, bootstrap_mean, paired_bootstrap
 from tasks.artifacts.content_hash import hash_file, hash_json
 from tasks.artifacts.progress import Reporter
 from tasks.artifacts.record import ArtifactRecord
 
 logger = logging.getLogger(__name__)
-
-AnswerGreedily = Callable[[Path, int], np.ndarray]
-"""(GGUF file, n) → 0 or 1 for each of the first n held-out problems, answered greedily."""
-
-F16 = "F16"
 
 
 def run(
@@ -68,37 +57,39 @@ def run(
     steps.next("convert to GGUF F16")
     conversion = convert(policy_dir, out_dir / "F16.gguf")
     steps.next("compare HF float32 with GGUF F16")
-    f16_parity = _hf_against_f16(policy_dir, conversion.path, parity_set, threads)
+    f16_parity = hf_against_f16(policy_dir, conversion.path, parity_set, threads)
     _gate_f16(f16_parity, config)
     steps.next("importance matrix from the policy's rollouts")
     imatrix = out_dir / "imatrix.gguf"
     matrix = collect(policy_dir, [r.token_ids for r in imatrix_set])
     write_imatrix(matrix, imatrix, "policy rollouts")
     reports = _quantise_all(config.types, conversion.path, imatrix, steps, threads)
-    paths = {quant_type: quant.path for quant_type, quant in reports.items()}
-    scored = against(conversion.path, paths, parity_set, threads)
-    parities = {quant_type: summarise(sequences) for quant_type, sequences in scored.items()}
 
-    answers = _answer_all(answer_greedily, out_dir, config, steps)
+    steps.next(f"answer held-out problems with {F16}")
+    f16_answers = answers_of(answer_greedily, conversion.path, config.accuracy_problems)
+    yardstick = Yardstick(conversion.path, parity_set, answer_greedily, f16_answers, threads)
+    judged = _judge_all(config, reports, yardstick, steps)
+    repairs = _repair_rejected(config, judged, yardstick, imatrix, steps)
+    made = [*judged.values(), *(r.judged for r in repairs if r.judged is not None)]
+    answers = {F16: f16_answers, **{one.name: one.answers for one in made}}
     steps.next("answer held-out problems with the snapshot")
-    snapshot = _snapshot_answers(inputs, out_dir, answer_greedily, config.accuracy_problems)
+    snapshot = _snapshot_answers(inputs, out_dir, answer_greedily, len(f16_answers))
 
-    variants: dict[str, dict[str, Any]] = {
-        F16: _f16_entry(conversion, f16_parity, answers[F16]),
-        **{t: _entry(config, t, reports[t], parities[t], answers) for t in config.types},
-    }
+    variants = {F16: f16_entry(conversion, f16_parity, f16_answers)}
+    variants |= {name: entry(one) for name, one in judged.items()}
+    variants = with_repairs(variants, repairs)
     summary = {
         "quant": variants,
-        **_attributed(answers, snapshot),
+        **attributed(answers, snapshot),
         "conversion": _conversion(conversion, out_dir),
         "imatrix": {"rollouts": len(imatrix_set), "sha256": hash_file(imatrix)},
         "parity_rollouts": len(parity_set),
         "parity_tokens": f16_parity.tokens,
-        "accuracy_problems": len(answers[F16]),
+        "accuracy_problems": len(f16_answers),
     }
     write_json(out_dir / "parity.json", summary)
     steps.finish()
-    return _record(out_dir, [F16, *config.types], variants)
+    return _record(out_dir, variants)
 
 
 class _Steps:
@@ -112,6 +103,14 @@ class _Steps:
         logger.info("%s", message)
         self._report.progress(self._done, self._total, message)
         self._done += 1
+
+    def note(self, message: str) -> None:
+        """Say how a long step goes on."""
+        self._report.progress(max(0, self._done - 1), self._total, message)
+
+    def more(self, steps: int) -> None:
+        """There is more to do than was known."""
+        self._total += steps
 
     def finish(self) -> None:
         """Say that all is done."""
@@ -130,6 +129,46 @@ def _quantise_all(
     return reports
 
 
+def _judge_all(
+    config: QuantizeConfig,
+    reports: Mapping[QuantType, QuantReport],
+    yardstick: Yardstick,
+    steps: _Steps,
+) -> dict[QuantType, Judged]:
+    """Every quantisation against its gate."""
+    parities = yardstick.parities({name: report.path for name, report in reports.items()})
+    judged: dict[QuantType, Judged] = {}
+    for quant_type, report in reports.items():
+        steps.next(f"answer held-out problems with {quant_type}")
+        gate = config.gates[quant_type]
+        judged[quant_type] = yardstick.judge(report, quant_type, parities[quant_type], gate)
+    return judged
+
+
+def _repair_rejected(
+    config: QuantizeConfig,
+    judged: Mapping[QuantType, Judged],
+    yardstick: Yardstick,
+    imatrix: Path,
+    steps: _Steps,
+) -> list[Repaired]:
+    """What became of every rejected quantisation; nothing where repair is off."""
+    rejected = [t for t, one in judged.items() if not one.verdict.ships]
+    if not config.repair.enabled or not rejected:
+        return []
+    steps.more(len(rejected))
+    repairs = []
+    for quant_type in rejected:
+        steps.next(f"repair {quant_type}")
+        file = judged[quant_type].report.path
+        subject = Subject(yardstick.f16, imatrix, file, quant_type, yardstick.threads)
+        sizes = {one.name: one.report.size_bytes for one in judged.values()}
+        ceiling = next_larger(subject, sizes)
+        gate = config.gates[quant_type]
+        repairs.append(repair(subject, yardstick, gate, ceiling, config.repair, steps.note))
+    return repairs
+
+
 def _gate_f16(parity: Parity, config: QuantizeConfig) -> None:
     problem = f16_problem(parity, config.max_f16_kld, config.min_f16_top1)
     if problem is not None:
@@ -137,56 +176,6 @@ def _gate_f16(parity: Parity, config: QuantizeConfig) -> None:
             f"the GGUF F16 file is not the HF model: {problem} ({parity.tokens} tokens); nothing "
             "made from it could be trusted, so no quantisation is made"
         )
-
-
-def _hf_against_f16(
-    policy_dir: Path, gguf: Path, rollouts: Sequence[RolloutTokens], threads: int
-) -> Parity:
-    """HF float32 logits against the F16 file's, one sequence in memory at a time."""
-    ids = [r.token_ids for r in rollouts]
-    wanted = wanted_rows(rollouts)
-    with scoring_context(gguf, rollouts, threads) as context:
-        pairs = zip(
-            _hf_logits(policy_dir, rollouts), context.logits_of(ids, wanted), rollouts, strict=True
-        )
-        return summarise([compare(p, q, targets(r)) for p, q, r in pairs])
-
-
-def _hf_logits(policy_dir: Path, rollouts: Sequence[RolloutTokens]) -> Iterator[np.ndarray]:
-    """Float32 logits at the rows that predict sampled tokens."""
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    model = AutoModelForCausalLM.from_pretrained(
-        str(policy_dir), dtype=torch.float32, use_safetensors=True, local_files_only=True
-    ).eval()
-    for rollout, rows in zip(rollouts, wanted_rows(rollouts), strict=True):
-        with torch.inference_mode():
-            hidden = model.model(
-                input_ids=torch.tensor([list(rollout.token_ids)]), use_cache=False
-            ).last_hidden_state[0]
-            logits = model.lm_head(hidden[torch.from_numpy(rows)])
-        yield logits.float().numpy()
-
-
-def _answer_all(
-    answer_greedily: AnswerGreedily, out_dir: Path, config: QuantizeConfig, steps: _Steps
-) -> dict[str, np.ndarray]:
-    """0 or 1 for each held-out problem, of F16 and every quantisation."""
-    answers: dict[str, np.ndarray] = {}
-    for name in (F16, *config.types):
-        steps.next(f"answer held-out problems with {name}")
-        answers[name] = _answer(answer_greedily, out_dir / f"{name}.gguf", config.accuracy_problems)
-    return answers
-
-
-def _answer(answer_greedily: AnswerGreedily, gguf: Path, problems: int) -> np.ndarray:
-    scores = np.asarray(answer_greedily(gguf, problems), np.float64)
-    if scores.ndim != 1 or not scores.size or not np.isin(scores, (0.0, 1.0)).all():
-        raise RolloutsError(
-            f"answers of {gguf.name} have shape {scores.shape}; expected 0 or 1 for each problem"
-        )
-    return scores
 
 
 def _snapshot_answers(
@@ -201,89 +190,9 @@ def _snapshot_answers(
     path = out_dir / ".snapshot-F16.gguf"
     try:
         convert(inputs["sft"].path / "snapshot", path)
-        return _answer(answer_greedily, path, problems)
+        return answers_of(answer_greedily, path, problems)
     finally:
         path.unlink(missing_ok=True)
-
-
-def _paired(a: np.ndarray, b: np.ndarray) -> Interval:
-    return paired_bootstrap(a, b, resamples=RESAMPLES, seed=0)
-
-
-def _attributed(answers: Mapping[str, np.ndarray], snapshot: np.ndarray | None) -> dict[str, Any]:
-    """What RL did to accuracy, and the sentence that lays a loss at RL's or quantisation's door."""
-    rl_delta = None if snapshot is None else _paired(answers[F16], snapshot)
-    deltas = {name: _paired(a, answers[F16]) for name, a in answers.items() if name != F16}
-    return {
-        "attribution": attribution(rl_delta, deltas),
-        "rl_accuracy_delta": None if rl_delta is None else _interval(rl_delta),
-        "snapshot_accuracy": None if snapshot is None else float(snapshot.mean()),
-    }
-
-
-def _interval(interval: Interval) -> dict[str, Any]:
-    return {"value": interval.value, "ci95": [interval.low, interval.high]}
-
-
-def _measured(parity: Parity, answers: np.ndarray) -> dict[str, Any]:
-    accuracy = bootstrap_mean(answers, resamples=RESAMPLES, seed=0)
-    return {
-        "kld_mean": parity.kld.value,
-        "kld_mean_ci95": [parity.kld.low, parity.kld.high],
-        "top1": parity.top1.value,
-        "top1_ci95": [parity.top1.low, parity.top1.high],
-        "ppl_ratio": parity.ppl_ratio.value,
-        "ppl_ratio_ci95": [parity.ppl_ratio.low, parity.ppl_ratio.high],
-        "accuracy": accuracy.value,
-        "accuracy_ci95": [accuracy.low, accuracy.high],
-    }
-
-
-def _f16_entry(conversion: ConversionReport, parity: Parity, answers: np.ndarray) -> dict[str, Any]:
-    """F16 against HF float32; its accuracy is the reference, so its difference is nought."""
-    return {
-        **_file(describe(conversion.path)),
-        **_measured(parity, answers),
-        "accuracy_delta": 0.0,
-        "accuracy_delta_ci95": [0.0, 0.0],
-        "ships": True,
-        "why": (
-            f"ships: mean KL to the HF model {parity.kld.value:.3g} nats, top-1 agreement "
-            f"{100 * parity.top1.value:.2f} %"
-        ),
-    }
-
-
-def _entry(
-    config: QuantizeConfig,
-    quant_type: QuantType,
-    quant: QuantReport,
-    parity: Parity,
-    answers: Mapping[str, np.ndarray],
-) -> dict[str, Any]:
-    delta = _paired(answers[quant_type], answers[F16])
-    judged = verdict(parity, delta, config.gates[quant_type])
-    return {
-        **_file(quant),
-        **_measured(parity, answers[quant_type]),
-        "accuracy_delta": delta.value,
-        "accuracy_delta_ci95": [delta.low, delta.high],
-        "ships": judged.ships,
-        "why": judged.why,
-    }
-
-
-def _file(quant: QuantReport) -> dict[str, Any]:
-    return {
-        "file": quant.path.name,
-        "sha256": quant.sha256,
-        "size_bytes": quant.size_bytes,
-        "bits_per_weight": quant.bits_per_weight,
-        "matrix_bits_per_weight": quant.matrix_bits_per_weight,
-        "tensor_types": quant.tensor_types,
-        "fallbacks": list(quant.fallbacks),
-        "without_imatrix": list(quant.uncovered),
-    }
 
 
 def _conversion(conversion: ConversionReport, out_dir: Path) -> dict[str, Any]:
@@ -293,14 +202,12 @@ def _conversion(conversion: ConversionReport, out_dir: Path) -> dict[str, Any]:
     return values
 
 
-def _record(
-    out_dir: Path, names: Sequence[str], variants: Mapping[str, Mapping[str, Any]]
-) -> ArtifactRecord:
+def _record(out_dir: Path, variants: Mapping[str, Mapping[str, Any]]) -> ArtifactRecord:
     """The record; its hash covers the files other stages read, not logs and progress."""
-    files = [*(f"{name}.gguf" for name in names), "imatrix.gguf", "parity.json"]
+    files = [*(variants[name]["file"] for name in variants), "imatrix.gguf", "parity.json"]
     return ArtifactRecord(
         kind="quantisations",
         uri=out_dir.as_posix(),
         sha256=hash_json({file: hash_file(out_dir / file) for file in files}),
-        meta={"ships": {name: bool(variants[name]["ships"]) for name in names}, "files": files},
+        meta={"ships": {name: bool(variants[name]["ships"]) for name in variants}, "files": files},
     )

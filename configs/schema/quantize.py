@@ -19,6 +19,23 @@ class QuantGate(Config):
     min_top1: float = Field(0.8, ge=0, le=1)
 
 
+class RepairConfig(Config):
+    """What happens to a quantisation that its gate rejects: tensors are raised until it passes.
+
+    The repaired file, as in `IQ2_M+3`, passes the same gates, or nothing of it ships.
+    """
+
+    enabled: bool = True
+    max_tensors: int = Field(32, ge=1)
+    """Tensors that may be raised to a larger type."""
+    time_limit_s: float = Field(900.0, gt=0)
+    """For each rejected type; half of it at most goes into ranking the tensors."""
+    rollouts: int = Field(32, ge=1)
+    """Parity rollouts on which each tensor's share of the KL is measured; all of them judge."""
+    groups: int = Field(64, ge=12)
+    """Measurements at most; more tensors than that are ranked in groups of neighbouring blocks."""
+
+
 class QuantizeConfig(Config):
     """Merge, convert, importance matrix, quantise, parity."""
 
@@ -39,3 +56,4 @@ class QuantizeConfig(Config):
     max_f16_kld: float = Field(1e-4, gt=0)
     """Gate on HF float32 → GGUF F16."""
     min_f16_top1: float = Field(0.995, ge=0, le=1)
+    repair: RepairConfig = RepairConfig()

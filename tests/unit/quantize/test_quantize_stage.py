@@ -5,10 +5,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from gguf import GGUFReader
 from tiny_models import make_model, make_tokenizer, save
 
 import quantize.stage as stage
-from configs.schema.quantize import QuantGate, QuantizeConfig
+from configs.schema.quantize import QuantGate, QuantizeConfig, RepairConfig
 from quantize.errors import ParityGateError, RolloutsError, VocabularySizeError
 from tasks.artifacts.content_hash import hash_file, hash_json
 from tasks.artifacts.progress import Reporter
@@ -127,11 +128,63 @@ def test_a_gate_rejects_and_the_file_stays(inputs, tmp_path):
         "Q8_0": QuantGate(accuracy_ci_low=-1, max_kld=100, min_top1=0),
         "Q4_K_M": QuantGate(accuracy_ci_low=-1, max_kld=1e-9, min_top1=0),
     }
-    record = run(inputs, tmp_path / "out", config(gates=gates))
+    off = RepairConfig(enabled=False)
+    record = run(inputs, tmp_path / "out", config(gates=gates, repair=off))
     assert record.meta["ships"] == {"F16": True, "Q8_0": True, "Q4_K_M": False}
     facts = json.loads((tmp_path / "out/parity.json").read_text())["quant"]["Q4_K_M"]
     assert facts["ships"] is False and facts["why"].startswith("rejected: mean KL")
     assert (tmp_path / "out/Q4_K_M.gguf").exists()
+
+
+def strict(max_kld, **repair):
+    gates = {
+        "Q8_0": QuantGate(accuracy_ci_low=-1, max_kld=100, min_top1=0),
+        "Q4_K_M": QuantGate(accuracy_ci_low=-1, max_kld=max_kld, min_top1=0),
+    }
+    return config(gates=gates, repair=RepairConfig(rollouts=6, **repair))
+
+
+def test_a_rejected_quantisation_is_repaired_and_named_truthfully(inputs, tmp_path):
+    run(inputs, tmp_path / "first", config())
+    first = json.loads((tmp_path / "first/parity.json").read_text())["quant"]
+    gate = 0.6 * first["Q4_K_M"]["kld_mean"]
+
+    record = run(inputs, tmp_path / "out", strict(gate))
+    quant = json.loads((tmp_path / "out/parity.json").read_text())["quant"]
+    (name,) = set(quant) - {"F16", *TYPES}
+    fixed = quant[name]
+    assert name == f"Q4_K_M+{len(fixed['repaired']['tensors'])}"
+    assert fixed["file"] == f"{name}.gguf" and fixed["repaired"]["of"] == "Q4_K_M"
+    assert fixed["ships"] and fixed["kld_mean"] <= gate
+    assert first["Q4_K_M"]["size_bytes"] < fixed["size_bytes"] < first["Q8_0"]["size_bytes"]
+    assert record.meta["ships"] == {"F16": True, "Q8_0": True, "Q4_K_M": False, name: True}
+    assert f"{name}.gguf" in record.meta["files"]
+    rejected = quant["Q4_K_M"]
+    assert rejected["repair"]["by"] == name and rejected["why"].endswith(f"repaired as {name}")
+    # what the file says is what was written down about it
+    reader = GGUFReader(tmp_path / "out" / fixed["file"])
+    types = {t.name: t.tensor_type.name for t in reader.tensors}
+    before = {t.name: t.tensor_type.name for t in GGUFReader(tmp_path / "out/Q4_K_M.gguf").tensors}
+    changed = {n: {"from": before[n], "to": k} for n, k in types.items() if before[n] != k}
+    assert changed == fixed["repaired"]["tensors"]
+    assert reader.get_field("quantize.name").contents() == name
+    assert not [p for p in (tmp_path / "out").iterdir() if p.name.startswith(".")]
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"max_tensors": 1}, "at most 1 tensors raised"),
+        ({"time_limit_s": 1e-9}, "time limit"),
+    ],
+)
+def test_what_cannot_be_repaired_does_not_ship_and_says_so(settings, said, inputs, tmp_path):
+    record = run(inputs, tmp_path / "out", strict(1e-9, **settings))
+    assert record.meta["ships"] == {"F16": True, "Q8_0": True, "Q4_K_M": False}
+    facts = json.loads((tmp_path / "out/parity.json").read_text())["quant"]["Q4_K_M"]
+    assert facts["repair"]["by"] is None and said in facts["repair"]["why"]
+    assert "not repaired" in facts["why"]
+    assert not [p for p in (tmp_path / "out").iterdir() if p.name.startswith(".")]
 
 
 def test_accuracy_is_paired_by_problem(inputs, tmp_path):
