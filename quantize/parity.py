@@ -84,6 +84,12 @@ def action_rows(token_ids: Sequence[int], action_mask: Sequence[bool]) -> np.nda
     return rows
 
 
+def token_kl(logp: np.ndarray, logq: np.ndarray) -> np.ndarray:
+    """KL(P‖Q) in nats at each of N positions, float64 (N,), from log-probabilities (N, V)."""
+    kl: np.ndarray = (np.exp(logp) * (logp - logq)).sum(axis=-1)
+    return np.maximum(kl, 0.0)  # rounding may leave −1e-17
+
+
 def compare(p_logits: np.ndarray, q_logits: np.ndarray, targets: np.ndarray) -> SequenceParity:
     """Compare (N, V) logits at the N rows that predict `targets` (N,).
 
@@ -97,11 +103,10 @@ def compare(p_logits: np.ndarray, q_logits: np.ndarray, targets: np.ndarray) -> 
     if not len(targets):
         return SequenceParity(0, 0.0, 0, 0.0, 0.0)
     logp, logq = log_softmax(p_logits), log_softmax(q_logits)
-    kl = (np.exp(logp) * (logp - logq)).sum(axis=-1)
     rows = np.arange(len(targets))
     return SequenceParity(
         tokens=len(targets),
-        kl=float(np.maximum(kl, 0.0).sum()),  # rounding may leave −1e-17
+        kl=float(token_kl(logp, logq).sum()),
         same_top=int((logp.argmax(axis=-1) == logq.argmax(axis=-1)).sum()),
         nll_p=float(-logp[rows, targets].sum()),
         nll_q=float(-logq[rows, targets].sum()),
