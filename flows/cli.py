@@ -74,6 +74,9 @@ def run(
     anyway: Annotated[
         bool, typer.Option("--anyway", help="Start although doctor refuses this profile here.")
     ] = False,
+    nightly: Annotated[
+        bool, typer.Option("--nightly", help="Be a night: new prompts, and only if there are any.")
+    ] = False,
     runs: Runs = RUNS,
 ) -> None:
     """Run the pipeline: data, SFT, RL, evaluation, quantisation, bundle.
@@ -82,7 +85,8 @@ def run(
     """
     from flows.cli_run import RunOptions, run_and_show
 
-    run_and_show(RunOptions(config, overrides or [], force or [], stop_after, runs, anyway))
+    options = RunOptions(config, overrides or [], force or [], stop_after, runs, anyway, nightly)
+    run_and_show(options)
 
 
 @app.command(epilog="Example: rl-pipeline plan -c configs/calculator.yaml rl.steps=20")
@@ -215,12 +219,15 @@ def upload(
 
 
 COMMANDS: tuple[str, ...] = (
+    "flows.cli_nightly_commands",
     "flows.cli_lineage_commands",
     "flows.cli_retention_commands",
     "flows.cli_alert_commands",
+    "flows.cli_quarantine_commands",
     "flows.cli_edge_commands",
     "flows.cli_services_commands",
     "flows.cli_promotion_commands",
+    "flows.cli_deploy_commands",
 )
 """Modules with further commands; each has `register(app)` and imports what it needs late."""
 
