@@ -18,6 +18,7 @@ from flows.cli_live import RunView
 from flows.cli_summary import show_summary
 from flows.doctor import examine_profile
 from flows.doctor_probes import machine_facts
+from flows.run_ends import NightSkippedError
 from tasks.stages import STAGES
 
 MARK = {"HIT": "[green]HIT[/]", "RUN": "[cyan]RUN[/]"}
@@ -55,6 +56,8 @@ class RunOptions:
     runs: Path = Path("runs")
     anyway: bool = False
     """Start although `doctor` refuses the profile."""
+    nightly: bool = False
+    """Be a night, as the schedule starts one."""
 
 
 def run_and_show(options: RunOptions) -> None:
@@ -78,14 +81,19 @@ def run_and_show(options: RunOptions) -> None:
 
     from flows.launch import run_pipeline
 
-    with RunView(out) as view:
-        summary_path = run_pipeline(
-            resolved.config,
-            force=tuple(options.force),
-            stop_after=options.stop_after,
-            on_event=view,
-            runs_dir=options.runs,
-        )
+    try:
+        with RunView(out) as view:
+            summary_path = run_pipeline(
+                resolved.config,
+                force=tuple(options.force),
+                stop_after=options.stop_after,
+                nightly=options.nightly,
+                on_event=view,
+                runs_dir=options.runs,
+            )
+    except NightSkippedError as skipped:
+        out.print(f"[yellow]skipped[/] {escape(str(skipped))}", soft_wrap=True)
+        return
     if out.is_terminal:
         for warning in view.warnings:
             out.print(f"[yellow]![/] {escape(warning)}", soft_wrap=True)
