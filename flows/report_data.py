@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from configs.schema.quantize import recipe_of
 from tasks.artifacts.progress import read_metrics
 
 QUANT_ORDER = ("F16", "Q8_0", "Q5_K_M", "Q4_K_M", "IQ2_M")
@@ -134,12 +135,18 @@ class RunFiles:
             self.problems.append(sentence)
 
 
+def _quant_place(name: str) -> tuple[int, str]:
+    """Large types first; a repaired one stands behind the type it comes from; unknown ones last."""
+    recipe = recipe_of(name)
+    place = QUANT_ORDER.index(recipe) if recipe in QUANT_ORDER else len(QUANT_ORDER)
+    return place, name
+
+
 def quantised(files: RunFiles) -> dict[str, dict[str, Any]]:
     """Facts of every GGUF file, largest type first: the stage's own under the run's summary."""
     made = table(files.json("quantize", "parity.json"), "quant")
     told = table(files.summary, "quant")
-    names = [name for name in QUANT_ORDER if name in made or name in told]
-    names += sorted((set(made) | set(told)) - set(QUANT_ORDER))
+    names = sorted(set(made) | set(told), key=_quant_place)
     return {
         name: {
             **table(made, name),

@@ -1,5 +1,6 @@
 """`parity.json`: what is written down about every file, whether it ships or not."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,6 +14,8 @@ from quantize.repair_run import Repaired
 from tasks.artifacts.bootstrap import Interval, bootstrap_mean
 
 F16 = "F16"
+NAMED_TENSORS = 8
+"""Raised tensors that the verdict names; `repaired.tensors` has all."""
 
 
 def attributed(answers: Mapping[str, np.ndarray], snapshot: np.ndarray | None) -> dict[str, Any]:
@@ -68,8 +71,21 @@ def entry(judged: Judged) -> dict[str, Any]:
         "accuracy_delta": judged.delta.value,
         "accuracy_delta_ci95": [judged.delta.low, judged.delta.high],
         "ships": judged.verdict.ships,
-        "why": judged.verdict.why,
+        "why": judged.verdict.why + _fallen_back(judged.report),
     }
+
+
+def _fallen_back(quant: QuantReport) -> str:
+    """What a name promises and the file does not hold: rows that do not fit the recipe's types."""
+    if not quant.fallbacks:
+        return ""
+    given = Counter(line.rpartition(" became ")[2] for line in quant.fallbacks)
+    kinds = ", ".join(f"{count} as {kind}" for kind, count in sorted(given.items()))
+    return (
+        f"; only by name {quant.path.stem}: the rows of {len(quant.fallbacks)} of "
+        f"{sum(quant.tensor_types.values())} matrices do not fit its types ({kinds}), so it has "
+        f"{quant.bits_per_weight:.2f} bits per weight"
+    )
 
 
 def described(quant: QuantReport) -> dict[str, Any]:
@@ -99,8 +115,17 @@ def with_repairs(
         name = repaired.judged.name
         rejected["repair"]["by"] = name
         rejected["why"] += f"; repaired as {name}"
-        variants[name] = {**entry(repaired.judged), "repaired": _raised(repaired)}
+        fixed = entry(repaired.judged)
+        fixed["why"] += f"; {_in_words(repaired)}"
+        variants[name] = {**fixed, "repaired": _raised(repaired)}
     return variants
+
+
+def _in_words(repaired: Repaired) -> str:
+    shown = sorted(repaired.raised.items())[:NAMED_TENSORS]
+    named = ", ".join(f"{name} as {after}" for name, (_, after) in shown)
+    more = len(repaired.raised) - len(shown)
+    return f"{repaired.of} with {named}{f' and {more} more' if more else ''}"
 
 
 def _raised(repaired: Repaired) -> dict[str, Any]:

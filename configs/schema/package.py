@@ -10,7 +10,10 @@ class PackageConfig(Config):
 
     name: str = Field("agent", pattern=r"^[a-z0-9][a-z0-9_-]*$")
     prefer: tuple[str, ...] = ("Q4_K_M", "Q8_0", "IQ2_M", "Q5_K_M")
-    """The first of these that ships becomes the bundle's default model file."""
+    """The first of these that ships becomes the bundle's default model file.
+
+    `IQ2_M` takes a repaired `IQ2_M+3` too, where IQ2_M itself does not ship.
+    """
     golden_prompts: int = Field(8, ge=1)
     l4t_min: str = "36.0"
     l4t_max_major: int = 36

@@ -9,6 +9,11 @@ from configs.schema.base import Config
 QuantType = Literal["Q8_0", "Q5_K_M", "Q4_K_M", "IQ2_M"]
 
 
+def recipe_of(name: str) -> str:
+    """The type a file's name stands on: `IQ2_M` of `IQ2_M+3`, which has three tensors raised."""
+    return name.partition("+")[0]
+
+
 class QuantGate(Config):
     """When one quantisation ships."""
 

@@ -70,10 +70,22 @@ def _quantisation_rows(parity: Mapping[str, Mapping[str, Any]], shipped: set[str
             _figure(facts.get("kld_mean"), 6),
             _figure(facts.get("top1"), 4),
             _figure(facts.get("accuracy"), 3),
-            "ships" if facts.get("ships") else f"rejected: {why.removeprefix('rejected: ')}",
+            f"ships{_raised(facts)}"
+            if facts.get("ships")
+            else f"rejected: {why.removeprefix('rejected: ')}",
         ]
         rows.append("| " + " | ".join(cells).replace("\n", " ") + " |")
     return "\n".join(rows)
+
+
+def _raised(facts: Mapping[str, Any]) -> str:
+    """Which tensors of a repaired file differ from its recipe."""
+    repaired = facts.get("repaired") or {}
+    tensors = repaired.get("tensors") or {}
+    if not tensors:
+        return ""
+    named = ", ".join(f"`{name}` as {kind['to']}" for name, kind in sorted(tensors.items()))
+    return f": {repaired['of']} with {named}"
 
 
 def _heldout(evaluation: Mapping[str, Any]) -> str:

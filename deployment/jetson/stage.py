@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from configs.schema.package import PackageConfig
+from configs.schema.quantize import recipe_of
 from deployment.jetson.archive import write_archive
 from deployment.jetson.documents import license_text, model_card, notice, template
 from deployment.jetson.errors import (
@@ -111,13 +112,17 @@ def choose_quantisations(
 ) -> tuple[str, tuple[str, ...]]:
     """(default, all that ship): the default is the first of `prefer` that ships.
 
+    A preferred type that does not ship may have been repaired: then the repaired file is meant.
     F16 is the yardstick of the others and never ships.
 
     Raises:
         NothingShipsError: nothing passed its gate, or nothing of `prefer`.
     """
     shipping = tuple(sorted(q for q in parity if parity[q].get("ships") is True and q != "F16"))
-    chosen = next((quant for quant in prefer if quant in shipping), None)
+    chosen = next(
+        (q for wanted in prefer for q in shipping if wanted in (q, recipe_of(q))),
+        None,
+    )
     if chosen is None:
         why = "; ".join(f"{q}: {parity[q].get('why') or 'rejected'}" for q in sorted(parity))
         raise NothingShipsError(
