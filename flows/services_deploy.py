@@ -14,15 +14,17 @@ from prefect.client.orchestration import PrefectClient, get_client
 from prefect.client.schemas.actions import WorkPoolCreate, WorkPoolUpdate
 from prefect.events.schemas.automations import AutomationCore
 from prefect.exceptions import ObjectNotFound
+from prefect.flows import Flow, load_flow_from_entrypoint
 from prefect.utilities.callables import parameter_schema
 from prefect.workers.process import ProcessWorker
 
+from deployment.prefect_plugin import full_name
 from deployment.service_files import services_dir
 from flows.services_specs import POOL
 from tasks.artifacts import hash_json, write_atomic
 from tasks.artifacts.provenance import project_root
 
-DEPLOYMENT = "rl-pipeline/rl-pipeline"
+Schedules = list[dict[str, Any]]
 POOL_LIMIT = 1
 """Runs at once. The pool's limit: a lost lease of a deployment's own limit crashes the run."""
 VERSION_CHARS = 16
@@ -43,9 +45,7 @@ def automations_file() -> Path:
     return project_root() / "deployment" / "automations.yaml"
 
 
-def kept_schedules(
-    described: list[dict[str, Any]], existing: list[dict[str, Any]]
-) -> list[dict[str, Any]]:
+def kept_schedules(described: Schedules, existing: Schedules) -> Schedules:
     """The schedules to deploy: one that a person changed on the server stays as it is.
 
     Both are lists of `{slug, cron, timezone, active, …}`; schedules are matched by slug.
@@ -54,17 +54,25 @@ def kept_schedules(
     return [schedule | there.get(schedule["slug"], schedule) for schedule in described]
 
 
-def describe(existing: list[dict[str, Any]], schema: dict[str, Any]) -> dict[str, Any]:
-    """`prefect.yaml` as it is deployed: schedules kept, the version a hash of all it says."""
+def describe(existing: dict[str, Schedules]) -> dict[str, Any]:
+    """`prefect.yaml` as it is deployed: schedules kept, the version a hash of all it says.
+
+    `existing` holds the schedules on the server by deployment. What a flow takes as parameters
+    counts for the version: it is deployed with it.
+    """
     described: dict[str, Any] = yaml.safe_load(deployment_file().read_text(encoding="utf-8"))
     for deployment in described["deployments"]:
-        deployment["schedules"] = kept_schedules(deployment["schedules"], existing)
-        deployment["version"] = hash_json([described, schema])[:VERSION_CHARS]
+        kept = kept_schedules(deployment.get("schedules", []), existing.get(deployment["name"], []))
+        if kept:
+            deployment["schedules"] = kept
+        flow: Flow[..., Any] = load_flow_from_entrypoint(deployment["entrypoint"])
+        schema = parameter_schema(flow).model_dump(mode="json")
+        deployment["version"] = hash_json([described["pull"], deployment, schema])[:VERSION_CHARS]
     return described
 
 
 async def ensure_pool(client: PrefectClient) -> str:
-    """The process pool with its limit; returns what was done."""
+    """The process pool with its limit; says what was done."""
     try:
         pool = await client.read_work_pool(POOL)
     except ObjectNotFound:
@@ -80,16 +88,17 @@ async def ensure_pool(client: PrefectClient) -> str:
     return "limit set back to 1"
 
 
-async def existing_deployment(client: PrefectClient) -> tuple[str | None, list[dict[str, Any]]]:
+async def existing_deployment(client: PrefectClient, name: str) -> tuple[str | None, Schedules]:
     """The deployed version and its schedules as `prefect.yaml` writes them; None where none is."""
     try:
-        found = await client.read_deployment_by_name(DEPLOYMENT)
+        found = await client.read_deployment_by_name(full_name(name))
     except ObjectNotFound:
         return None, []
     schedules = []
     for each in found.schedules:
         written = each.schedule.model_dump(mode="json", exclude_none=True)
-        shown = {key: written[key] for key in ("cron", "timezone", "day_or") if key in written}
+        keys = [key for key in ("cron", "timezone", "day_or") if key in written]
+        shown: dict[str, Any] = {key: written[key] for key in keys}
         if "cron" in shown:
             shown |= {"slug": each.slug, "active": each.active}
             schedules.append(shown | ({"parameters": each.parameters} if each.parameters else {}))
@@ -142,23 +151,21 @@ async def deploy(runs_dir: Path) -> str:
     Raises:
         PrefectDeployError: see `run_prefect_deploy`.
     """
-    from flows.pipeline import rl_pipeline
-
-    schema = parameter_schema(rl_pipeline).model_dump(mode="json")
     async with get_client() as client:
         pool = await ensure_pool(client)
-        version, existing = await existing_deployment(client)
-        described = describe(existing, schema)
-        wanted = described["deployments"][0]["version"]
-        done = "is there"
-        if version != wanted:
+        names = [each["name"] for each in describe({})["deployments"]]
+        found = {name: await existing_deployment(client, name) for name in names}
+        described = describe({name: schedules for name, (_, schedules) in found.items()})
+        wanted = {each["name"]: each["version"] for each in described["deployments"]}
+        done = "there"
+        if wanted != {name: version for name, (version, _) in found.items()}:
             path = services_dir(runs_dir) / "prefect.yaml"
             write_atomic(path, yaml.safe_dump(described, sort_keys=False, allow_unicode=True))
             run_prefect_deploy(path)
-            done = "made" if version is None else "updated"
+            done = "put in place"
         for automation in read_automations():
             await ensure_automation(client, automation)
-    return f"pool {POOL} {pool}, deployment {DEPLOYMENT} {done}"
+    return f"pool {POOL} {pool}; {', '.join(map(full_name, names))} {done}"
 
 
 def main(argv: list[str]) -> int:
