@@ -124,7 +124,7 @@ def test_what_is_no_database_is_named(tmp_path):
 
 def test_a_postgresql_server_that_is_not_there_is_named(tmp_path, monkeypatch):
     monkeypatch.setenv(MLFLOW, "postgresql://u:secret@127.0.0.1:1/db")
-    with pytest.raises(DatabaseUnusableError, match="127.0.0.1:1/db cannot be read") as caught:
+    with pytest.raises(DatabaseUnusableError, match=r"127\.0\.0\.1:1/db cannot be read") as caught:
         check_databases(tmp_path)
     assert "secret" not in str(caught.value)
 

@@ -48,7 +48,8 @@ def test_flow_and_deployment_share_the_name_and_a_module_is_the_entrypoint():
         deployment["entrypoint"] == "flows.pipeline.rl_pipeline"
     )  # a file puts flows/ on sys.path
     (nightly,) = deployment["schedules"]
-    assert nightly["active"] is False and nightly["timezone"] == "Europe/Berlin"
+    assert nightly["active"] is False and nightly["parameters"] == {"nightly": True}
+    assert nightly["timezone"] == "Europe/Berlin"
     for each in deployments.values():
         assert each["work_pool"]["name"] == "rl-pipeline"
         assert "concurrency_limit" not in each  # the pool has it: a lost lease crashes no run
