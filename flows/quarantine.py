@@ -71,7 +71,8 @@ def quarantined(runs: Path) -> tuple[list[Held], list[str]]:
         for line in lines.rows:
             held = _held(line, path.parent.as_posix(), users, decisions, found)
             found[held.handle] = held
-    return list(reversed(found.values())), problems
+    age = {path.parent.as_posix(): number for number, path in enumerate(files)}
+    return sorted(found.values(), key=lambda held: -age[held.outputs[-1]]), problems
 
 
 def _age(path: Path) -> float:
@@ -135,6 +136,8 @@ def find(rows: Sequence[Held], named: str) -> Held:
     """
     exact = [held for held in rows if held.handle == named]
     by_id = [held for held in rows if held.row_id == named]
+    # released from one check, a row may be held by the next: what it is held by now counts
+    by_id = [held for held in by_id if held.outputs[-1] == by_id[0].outputs[-1]]
     begins = [held for held in rows if len(named) >= 4 and held.handle.startswith(named)]
     fits = exact or by_id or begins
     if len(fits) == 1:

@@ -21,6 +21,7 @@ INDEX_COLUMN = "row"
 """Column whose values name failing rows."""
 MAX_EXAMPLES = 5
 
+_CHATTY = "great_expectations.data_context.types.base"
 _ONE_AT_A_TIME = threading.Lock()
 
 Suite = tuple[str, list[Any]]
@@ -54,10 +55,10 @@ def validate_file(path: Path, suite: Suite, read: "Callable[[Path], pd.DataFrame
 
 def _run(frame: "pd.DataFrame", name: str, expectations: list[Any]) -> dict[str, Any]:
     os.environ.setdefault("GX_ANALYTICS_ENABLED", "false")
-    logging.getLogger("great_expectations").setLevel(logging.WARNING)  # a line for every context
     import great_expectations as gx
     from great_expectations.data_context.types.base import ProgressBarsConfig
 
+    logging.getLogger(_CHATTY).setLevel(logging.WARNING)  # a line for every context otherwise
     context = gx.get_context(mode="ephemeral")
     context.variables.progress_bars = ProgressBarsConfig(globally=False)
     batch = (
