@@ -197,7 +197,14 @@ def as_night(run: "Run") -> Iterator[None]:
     if tonight is None:
         yield
         return
-    context = run.context
+    context, night = run.context, tonight.night
+    tonight.facts |= {
+        "day": night.day,
+        "zone": night.zone,
+        "scheduled": night.scheduled,
+        "scheduled_at": night.scheduled_at.isoformat(),
+        "attempt": night.attempt,
+    }
     context.night = tonight.facts
     tonight.log.append(tonight.line("started", context.run_id))
     outcome: Outcome = "killed"
@@ -234,13 +241,7 @@ def _take_in(run: "Run", tonight: Tonight) -> None:
     taken = tonight.intake
     for left in taken.left:
         context.tell(Event("warning", "data", f"drop folder: {left.name} left: {left.reason}"))
-    night = tonight.night
     tonight.facts |= {
-        "day": night.day,
-        "zone": night.zone,
-        "scheduled": night.scheduled,
-        "scheduled_at": night.scheduled_at.isoformat(),
-        "attempt": night.attempt,
         "drop_folder": settings.drop_folder,
         "dropped_lines": taken.new,
         "dropped_files": dict(taken.counts),

@@ -288,7 +288,8 @@ def _new_run(config: PipelineConfig, launch: Launch, sampler: PeakSampler) -> Ru
 def _close(run: Run, status: RunStatus, failure: Exception | None) -> None:
     """Write summary and report, log them, close MLflow's run; what it does not take is kept.
 
-    Alerts go out meanwhile; who did not take one is a warning of the run.
+    Alerts go out meanwhile; who did not take one is a warning of the run. A run that was told to
+    stop leaves no report: whoever stopped it does not wait long (`rl-pipeline report` writes it).
     """
     context = run.context
     context.tracker.retry()
@@ -298,7 +299,8 @@ def _close(run: Run, status: RunStatus, failure: Exception | None) -> None:
         run.summary = write_summary(context, run.machine, run.git, run.launch.started_s, status)
         link_latest(context.runs_dir, context.run_id)
         try:
-            _report(context)
+            if status != "KILLED":
+                _report(context)
         finally:
             close_parent(context, run.summary, status)
     finally:
