@@ -28,6 +28,8 @@ FLEET, JETSON = "deployment.fleet.on_device", "deployment.jetson.on_device"
 MODULES = (
     (JETSON, "verify"),
     (JETSON, "l4t"),
+    (JETSON, "settings"),
+    (JETSON, "runtime"),
     (JETSON, "preflight"),
     (FLEET, "places"),
     (FLEET, "journal"),

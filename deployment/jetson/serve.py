@@ -18,7 +18,7 @@ from typing import Any
 
 from deployment.jetson.archive import extract_archive
 from deployment.jetson.errors import ServeError
-from deployment.jetson.on_device.agent import LOOPBACK_NAMES
+from deployment.jetson.on_device.front import LOOPBACK_NAMES
 from deployment.jetson.on_device.smoke import SmokeError, wait_healthy
 from deployment.jetson.on_device.verify import BundleError, ssh_keygen_verify, verify_bundle
 from deployment.jetson.signing import verify as verify_without_ssh_keygen

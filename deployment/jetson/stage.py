@@ -27,6 +27,7 @@ from deployment.jetson.model_facts import context_of, measured_here, model_facts
 from deployment.jetson.on_device.conversation import OWNED_TOOLS, AgentSettings
 from deployment.jetson.on_device.l4t import L4tError, parse_version
 from deployment.jetson.on_device.verify import FORMAT, MANIFEST, SIGNATURE
+from deployment.jetson.runtime_source import source_of
 from deployment.jetson.sbom import make_sbom
 from deployment.jetson.signing import SigningKey, sign, signing_key
 from tasks.artifacts import ArtifactRecord, hash_file, write_atomic, write_json
@@ -50,17 +51,25 @@ GREEDY = {
 own default would penalise repetition by 1.1."""
 ON_DEVICE = (
     "agent.py",
+    "api_key.py",
+    "build_llama_server.sh",
     "conversation.py",
+    "field_log.py",
+    "front.py",
     "install.sh",
     "l4t.py",
     "llama_child.py",
+    "metrics.py",
     "preflight.py",
     "preflight.sh",
+    "runtime.py",
+    "settings.py",
     "smoke.py",
     "smoke.sh",
     "uninstall.sh",
     "verify.py",
 )
+UNITS = ("agent.service", "headless.conf")
 FROM_TRAINING = ("calculator_tool.py", "sanitise.py", "toolcall.py")
 """Copied verbatim from `tasks/environments`: training and the device run the same code."""
 STEPS = 7
@@ -179,7 +188,8 @@ def _write_code(folder: Path) -> None:
             path = write_atomic(folder / name, package.joinpath(name).read_bytes())
             if path.suffix == ".sh":
                 path.chmod(0o755)
-    write_atomic(folder / "agent.service", template("agent.service").read_bytes())
+    for name in UNITS:
+        write_atomic(folder / name, template(name).read_bytes())
 
 
 def _add_models(
@@ -246,6 +256,7 @@ def _manifest(
         },
         "l4t": {"min": config.l4t_min, "max_major": config.l4t_max_major},
         "llama_cpp_python": version("llama_cpp_python"),
+        "llama_cpp_source": source_of(version("llama_cpp_python")),
         "lineage": source.lineage,
         "code": {"git_sha": facts.git_sha, "dirty": facts.git_dirty},
         "mlflow": {"run_id": facts.mlflow_run_id, "tracking_uri": facts.mlflow_tracking_uri},

@@ -2,9 +2,13 @@
 # Installs this bundle from the folder it lies in. Nothing is fetched.
 #
 #   install.sh [--root DIR] [--allowed-signers FILE] [--python FILE] [--port N]
-#              [--skip-hardware] [--smoke] [--unit-only]
+#              [--skip-hardware] [--smoke] [--headless] [--unit-only]
 #
-# --unit-only writes the service unit for the release that `current` names, and does nothing else.
+# --headless    the desktop is left for good, which frees up to 865 MB: the service conflicts with
+#               the display manager, and the device starts into multi-user.target. uninstall.sh
+#               puts the former target back.
+# --unit-only   writes the service unit for the release that `current` names, and the API key where
+#               there is none, and does nothing else.
 #
 # DIR/opt/rl-pipeline/NAME/releases/SHA/   this release, read-only
 # DIR/opt/rl-pipeline/NAME/current         link to it, switched in one step
@@ -12,10 +16,11 @@
 #
 # The key file is the one pinned at enrolment, by default DIR/etc/rl-pipeline/allowed_signers.
 # It never comes out of the bundle. An unsigned, changed or foreign bundle is refused.
+# An API key is made beside it, DIR/etc/rl-pipeline/api_key, where there is none; clients send it.
 set -euo pipefail
 umask 022
 
-root=/ signers='' python='' port=8080 skip_hardware='' smoke='' unit_only=''
+root=/ signers='' python='' port=8080 skip_hardware='' smoke='' headless='' unit_only=''
 here=$(CDPATH='' cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd -P)
 
 die() { printf 'install: %s\n' "$*" >&2; exit 1; }
@@ -30,6 +35,7 @@ while [[ $# -gt 0 ]]; do
     --port) need_value "$@"; port=$2; shift 2 ;;
     --skip-hardware) skip_hardware=--skip-hardware; shift ;;
     --smoke) smoke=yes; shift ;;
+    --headless) headless=yes; shift ;;
     --unit-only) unit_only=yes; shift ;;
     -h|--help) sed -n '2,/^set /{/^#/s/^# \{0,1\}//p}' "$here/install.sh"; exit 0 ;;
     *) die "unknown option $1; see --help" ;;
@@ -58,10 +64,27 @@ write_unit() {
   if [[ -n $live ]] && ! id rl-pipeline >/dev/null 2>&1; then
     useradd --system --no-create-home --shell /usr/sbin/nologin rl-pipeline
   fi
-  mkdir -p "$units"
+  local etc=$prefix/etc/rl-pipeline
+  mkdir -p "$units" "$etc"
+  if [[ ! -e $etc/api_key ]]; then
+    (umask 077; py -c 'import secrets; print(secrets.token_urlsafe(32))' >"$etc/.api_key.$$")
+    mv -n -- "$etc/.api_key.$$" "$etc/api_key"
+    say "an API key was made: $etc/api_key"
+  fi
+  if [[ -n $live ]]; then chown rl-pipeline: "$etc/api_key"; fi
   sed -e "s|@APP@|/opt/rl-pipeline/$name|g" -e "s|@PYTHON@|$python|g" -e "s|@PORT@|$port|g" \
     "$app/current/agent.service" >"$units/.$unit.$$"
   mv -T "$units/.$unit.$$" "$units/$unit"
+}
+leave_desktop() { # the drop-in, and the target the device starts into; what was before is kept
+  local target
+  mkdir -p "$units/$unit.d"
+  cp -- "$app/current/headless.conf" "$units/$unit.d/headless.conf"
+  target=$(systemctl --root="$root" get-default) || die 'systemctl does not tell the default target'
+  [[ $target == multi-user.target ]] && return
+  printf '%s\n' "$target" >"$prefix/etc/rl-pipeline/target_before_headless"
+  systemctl --root="$root" set-default multi-user.target >/dev/null
+  say "the device starts without a desktop from now on (before: $target)"
 }
 if [[ -n $unit_only ]]; then
   [[ -f $app/current/agent.service ]] || die "$app/current names no release"
@@ -121,6 +144,7 @@ good() { # the release that `current` names starts and answers as recorded
 }
 link current "$sha"
 write_unit
+if [[ -n $headless ]]; then leave_desktop; fi
 if ! good; then
   if [[ -n $before && $before != "$sha" ]]; then
     link current "$before"

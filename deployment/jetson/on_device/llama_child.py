@@ -1,4 +1,4 @@
-"""The model server: `python -m llama_cpp.server` as a child on a free loopback port.
+"""The model server as a child on a free loopback port: llama_cpp.server, or a llama-server.
 
 Standard library only, Python 3.10. The child wants a random key that only this process knows (its
 own pages allow any origin), reads it from a file of mode 0600, and dies with this process.
@@ -11,7 +11,6 @@ import json
 import logging
 import os
 import secrets
-import shutil
 import signal
 import socket
 import subprocess
@@ -23,8 +22,13 @@ from pathlib import Path
 
 try:
     from deployment.jetson.on_device.conversation import RequestError
+    from deployment.jetson.on_device.runtime import RuntimeMismatchError, absolute_program
 except ModuleNotFoundError:  # beside this file on the device
     from conversation import RequestError  # type: ignore[import-not-found,no-redef]
+    from runtime import (  # type: ignore[import-not-found,no-redef]
+        RuntimeMismatchError,
+        absolute_program,
+    )
 
 log = logging.getLogger("llama")
 LOOPBACK = "127.0.0.1"
@@ -78,30 +82,83 @@ def server_config(
     }
 
 
-def _absolute(python: str) -> str:
-    """Where the interpreter is; a link is kept, since a venv is known by it."""
-    found = shutil.which(python)
-    if found is None:
-        raise ChildError(f"--python {python}: no such interpreter; name one that has llama_cpp")
-    return os.path.abspath(found)
+def llama_server_options(
+    model: Path, serving: Mapping, name: str, port: int, key_file: Path, threads: int
+) -> "list[str]":
+    """The same as options of llama-server: one slot, no pages, nothing fetched, text as it is."""
+    context, layers = serving["context_length"], serving["n_gpu_layers"]
+    options = {
+        "--model": str(model),
+        "--alias": name,
+        "--host": LOOPBACK,
+        "--port": port,
+        "--api-key-file": str(key_file),
+        "--ctx-size": context,
+        "--batch-size": min(512, context),
+        "--ubatch-size": min(N_UBATCH, context),
+        "--gpu-layers": "all" if layers < 0 else layers,
+        "--threads": threads,
+        "--threads-batch": threads,
+        "--parallel": 1,
+        "--flash-attn": "off",  # as the golden prompts were made
+        "--reasoning-format": "none",
+    }
+    words = [str(word) for pair in options.items() for word in pair]
+    return [*words, "--jinja", "--offline", "--no-webui", "--no-slots"]
+
+
+def _write_private(path: Path, text: str) -> Path:
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(handle, "w") as file:
+        file.write(text)
+    return path
 
 
 class LlamaChild:
     """Starts, asks and stops the model server."""
 
-    def __init__(self, python: str, model: Path, serving: Mapping, name: str, threads: int) -> None:
+    def __init__(
+        self,
+        python: str,
+        model: Path,
+        serving: Mapping,
+        name: str,
+        threads: int,
+        *,
+        llama_server: "str | None" = None,
+    ) -> None:
+        """Start it: `llama_server` where one is named, else `python -m llama_cpp.server`.
+
+        Raises:
+            ChildError: there is no such program.
+        """
         self._name, self.port, self._key = name, free_port(), secrets.token_hex(24)
+        self._is_llama_server = llama_server is not None
+        try:
+            program = (
+                absolute_program(python, "--python")
+                if llama_server is None
+                else absolute_program(llama_server, "llama_server")
+            )
+        except RuntimeMismatchError as error:
+            raise ChildError(f"{error}; name one that serves GGUF files") from None
         self._tail = collections.deque(maxlen=_TAIL_LINES)
         self._folder = tempfile.TemporaryDirectory(prefix="rl-pipeline-")
-        config = Path(self._folder.name, "server.json")
-        handle = os.open(config, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(handle, "w") as file:
-            json.dump(server_config(model, serving, name, self.port, self._key, threads), file)
+        folder = Path(self._folder.name)
+        if self._is_llama_server:
+            key = _write_private(folder / "key", self._key + "\n")
+            words = llama_server_options(model, serving, name, self.port, key, threads)
+        else:
+            config = server_config(model, serving, name, self.port, self._key, threads)
+            path = _write_private(folder / "server.json", json.dumps(config))
+            words = ["-m", "llama_cpp.server", "--config_file", str(path)]
         environment = {
-            k: v for k, v in os.environ.items() if k not in ("CONFIG_FILE", "HOST", "PORT")
+            k: v
+            for k, v in os.environ.items()
+            if k not in ("CONFIG_FILE", "HOST", "PORT") and not k.startswith("LLAMA_ARG_")
         }
         self._process = subprocess.Popen(
-            [_absolute(python), "-m", "llama_cpp.server", "--config_file", str(config)],
+            [program, *words],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -174,6 +231,23 @@ class LlamaChild:
         finally:
             connection.close()
 
+    def forward(
+        self, method: str, path: str, body: "bytes | None", timeout_s: float
+    ) -> "tuple[int, bytes]":
+        """As `request`, for a path of the agent's own; a llama-server tokenises elsewhere.
+
+        Raises:
+            RequestError: the body of a tokenise request has no `input`.
+        """
+        if not self._is_llama_server or path != "/extras/tokenize":
+            return self.request(method, path, body, timeout_s)
+        try:
+            text = json.loads(body or b"")["input"]
+        except (ValueError, KeyError, TypeError, RecursionError):
+            raise RequestError('expected {"input": text}') from None
+        asked = {"content": text, "add_special": True, "parse_special": True}
+        return self.request("POST", "/tokenize", json.dumps(asked).encode(), timeout_s)
+
     def asker(self, timeout_s: float) -> Callable:
         """A function that sends one turn and returns the reply; errors become `RequestError`."""
 
@@ -203,6 +277,12 @@ class LlamaChild:
         self._folder.cleanup()
 
 
+def _is_too_long(error: object, message: "str | None") -> bool:
+    """Whether the prompt did not fit: the two servers say it in words and in a type."""
+    kind = error.get("type") if isinstance(error, dict) else None
+    return kind == "exceed_context_size_error" or "exceed context window" in (message or "")
+
+
 def _reply(status: int, raw: bytes) -> dict:
     try:
         reply = json.loads(raw)
@@ -212,9 +292,11 @@ def _reply(status: int, raw: bytes) -> dict:
         return reply
     error = reply.get("error") if isinstance(reply, dict) else None
     message = error.get("message") if isinstance(error, dict) else None
+    if _is_too_long(error, message):
+        raise RequestError(str(message), 400, "context_length_exceeded")
     if status == 400 and isinstance(error, dict):
-        raise RequestError(str(message), 400, str(error.get("code") or "invalid_request_error"))
-    if message and "exceed context window" in message:
-        raise RequestError(message, 400, "context_length_exceeded")
+        code = error.get("code")
+        word = code if isinstance(code, str) else "invalid_request_error"
+        raise RequestError(str(message), 400, word)
     log.error("model server: status %s: %s", status, raw[:2000].decode(errors="replace"))
     raise RequestError(f"the model server failed (status {status})", 502, "upstream_error")

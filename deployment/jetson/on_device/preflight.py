@@ -1,6 +1,7 @@
-"""Can this device take this bundle? L4T release, memory, disk, and the llama.cpp runtime.
+"""Can this device take this bundle? L4T release, memory, disk, power mode, model server.
 
-Standard library only, Python 3.10. What cannot be found out is a failure, never a pass.
+Standard library only, Python 3.10. What cannot be found out is a failure, never a pass; only the
+power mode is merely told, since every mode works.
 """
 
 import argparse
@@ -8,6 +9,7 @@ import json
 import logging
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -16,22 +18,43 @@ from pathlib import Path
 try:
     from deployment.jetson.on_device.l4t import (
         RELEASE_FILE,
+        Fit,
         L4tError,
         check_range,
+        fits,
         parse_release_file,
+        parse_version,
     )
+    from deployment.jetson.on_device.runtime import (
+        RuntimeMismatchError,
+        built_for,
+        check_llama_server,
+        check_python,
+    )
+    from deployment.jetson.on_device.settings import SettingsError, read_settings
 except ModuleNotFoundError:  # beside this file on the device
     from l4t import (  # type: ignore[import-not-found,no-redef]
         RELEASE_FILE,
+        Fit,
         L4tError,
         check_range,
+        fits,
         parse_release_file,
+        parse_version,
     )
+    from runtime import (  # type: ignore[import-not-found,no-redef]
+        RuntimeMismatchError,
+        built_for,
+        check_llama_server,
+        check_python,
+    )
+    from settings import SettingsError, read_settings  # type: ignore[import-not-found,no-redef]
 
 log = logging.getLogger("preflight")
 MEBIBYTE = 1 << 20
 _AVAILABLE = re.compile(r"^MemAvailable:\s*(\d+) kB$", re.MULTILINE)
-_ASK_VERSION = "from importlib.metadata import version; print(version('llama_cpp_python'))"
+_MODE = re.compile(r"^NV Power Mode:\s*(\S+)\s*$", re.MULTILINE)
+_SBIN = "/usr/sbin"
 
 
 class PreflightError(ValueError):
@@ -101,20 +124,63 @@ def check_disk(target: Path, need: int) -> str:
     return f"disk: {have // MEBIBYTE} MiB free, {need // MEBIBYTE} MiB needed"
 
 
-def check_runtime(python: str, wanted: str) -> str:
-    """The interpreter has the llama-cpp-python that the golden prompts were made with."""
-    command = [python, "-c", _ASK_VERSION]
+def check_runtime(root: Path, python: str, manifest: Mapping) -> str:
+    """The model server this device runs is there, and the one the bundle was made with.
+
+    Raises:
+        PreflightError: it is not, or the device's settings cannot be read.
+    """
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise PreflightError(f"cannot run {python}: {error}") from None
-    found = done.stdout.strip()
-    if done.returncode != 0 or found != wanted:
+        server = read_settings(root).llama_server
+        if server is None:
+            return check_python(python, manifest["llama_cpp_python"])
+        return check_llama_server(server, manifest["llama_cpp_source"])
+    except (RuntimeMismatchError, SettingsError) as error:
+        raise PreflightError(str(error)) from None
+
+
+def check_built_here(root: Path) -> str:
+    """A llama-server for CUDA was built on this L4T major: drivers of another refuse it.
+
+    Raises:
+        PreflightError: another major, or a release that cannot be read.
+    """
+    try:
+        server = read_settings(root).llama_server
+        built = None if server is None else built_for(server)
+        if built is None:
+            return "build: nothing here depends on the L4T release it was built on"
+        host = parse_release_file((root / RELEASE_FILE).read_text(encoding="utf-8"))
+        fit = fits(host, parse_version(built))
+    except (RuntimeMismatchError, SettingsError, L4tError, OSError, UnicodeDecodeError) as error:
+        raise PreflightError(str(error)) from None
+    if fit is Fit.NO:
         raise PreflightError(
-            f"{python} has llama-cpp-python {found or 'not at all'}; {wanted} is needed. Build it "
-            'there with CMAKE_ARGS="-DGGML_CUDA=ON -DCMAKE_CUDA_ARCHITECTURES=87"'
+            f"{server} was built on L4T {built} and this device runs {host}: the major must be the "
+            "same. Build it again here with the bundle's build_llama_server.sh"
         )
-    return f"runtime: llama-cpp-python {found}"
+    return f"build: on L4T {built} for {host}, {fit.value}"
+
+
+def power_mode(manifest: Mapping) -> str:
+    """The power mode `nvpmodel -q` tells, and the speed planned for it; unknown is said."""
+    search = os.pathsep.join([os.environ.get("PATH", os.defpath), _SBIN])
+    program = shutil.which("nvpmodel", path=search)
+    if program is None:
+        return "power mode: unknown, there is no nvpmodel"
+    command = [program, "-q"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return f"power mode: unknown, {program} failed: {error}"
+    match = _MODE.search(done.stdout)
+    if match is None:
+        return f"power mode: unknown, {program} -q names none (status {done.returncode})"
+    planned = manifest["models"][manifest["default"]].get("predicted", {}).get("tokens_per_s", {})
+    if match[1] not in planned:
+        return f"power mode: {match[1]}, no speed was planned for it"
+    low, high = planned[match[1]]["expected"]
+    return f"power mode: {match[1]}, {low:.0f} to {high:.0f} tokens/s expected"
 
 
 def preflight(
@@ -128,20 +194,23 @@ def preflight(
 ) -> "list[str]":
     """What was found, one line a check.
 
-    `hardware=False` leaves out L4T and memory; without a `target` to copy to, so is the disk.
+    `hardware=False` leaves out L4T, memory and power; without a `target` to copy to, so is the
+    disk.
 
     Raises:
         PreflightError: naming every check that failed.
     """
     size = sum(entry["size"] for entry in manifest["files"].values())
     need = manifest["models"][manifest["default"]]["memory"]["total_bytes"]
-    checks = [lambda: check_runtime(python, manifest["llama_cpp_python"])]
+    checks = [lambda: check_runtime(root, python, manifest)]
     if target is not None:
         checks.append(lambda: check_disk(target, size + size // 10))
     if hardware:
         checks += [
             lambda: check_l4t(root, manifest["l4t"]),
             lambda: check_memory(root, need, reclaim),
+            lambda: check_built_here(root),
+            lambda: power_mode(manifest),
         ]
     found, failed = [], []
     for check in checks:

@@ -17,9 +17,13 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 try:
+    from deployment.jetson.on_device.api_key import ApiKeyError, read_key
     from deployment.jetson.on_device.llama_child import free_port
+    from deployment.jetson.on_device.settings import KEY_FILE, installed_root
 except ModuleNotFoundError:  # beside this file on the device
+    from api_key import ApiKeyError, read_key  # type: ignore[import-not-found,no-redef]
     from llama_child import free_port  # type: ignore[import-not-found,no-redef]
+    from settings import KEY_FILE, installed_root  # type: ignore[import-not-found,no-redef]
 
 log = logging.getLogger("smoke")
 REQUEST_TIMEOUT_S = 300
@@ -32,16 +36,18 @@ class SmokeError(ValueError):
     """The agent does not answer as recorded, or not at all."""
 
 
-def poster(url: str) -> Post:
-    """A function that posts JSON below `url` and returns the reply."""
+def poster(url: str, key: "str | None" = None) -> Post:
+    """A function that posts JSON below `url`, with the API key if any, and returns the reply."""
     parts = urlsplit(url)
+    headers = {"Content-Type": "application/json"}
+    if key is not None:
+        headers["Authorization"] = f"Bearer {key}"
 
     def post(path: str, body: dict) -> dict:
         connection = http.client.HTTPConnection(
             parts.hostname or "127.0.0.1", parts.port or 80, timeout=REQUEST_TIMEOUT_S
         )
         try:
-            headers = {"Content-Type": "application/json"}
             connection.request("POST", path, json.dumps(body), headers)
             response = connection.getresponse()
             raw = response.read()
@@ -184,6 +190,14 @@ def stop_agent(agent: subprocess.Popen) -> None:
         agent.wait()
 
 
+def _key(given: "Path | None", bundle: Path) -> "str | None":
+    """The key of the file named, else of the device the bundle is installed on, if it has one."""
+    root = installed_root(bundle)
+    if given is None and root is not None and (root / KEY_FILE).exists():
+        given = root / KEY_FILE
+    return None if given is None else read_key(given)
+
+
 def main(argv: "list[str] | None" = None) -> int:
     """Command line; 0 when everything agrees."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -191,6 +205,9 @@ def main(argv: "list[str] | None" = None) -> int:
     parser.add_argument("--bundle", type=Path, default=here)
     parser.add_argument("--url", help="a running agent; without it, one is started for the test")
     parser.add_argument("--python", default="python3", help="an interpreter that has llama_cpp")
+    parser.add_argument(
+        "--api-key-file", type=Path, help="what the agent wants; default: the device's, if any"
+    )
     parser.add_argument("--deadline", type=float, default=300, help="seconds to become healthy")
     options = parser.parse_args(argv)
     logging.basicConfig(level=logging.INFO, format="smoke: %(message)s", stream=sys.stderr)
@@ -203,8 +220,8 @@ def main(argv: "list[str] | None" = None) -> int:
             agent = start_agent(options.bundle, options.python, port, golden["quant"])
         ended = (lambda: agent.poll() is not None) if agent else (lambda: False)
         wait_healthy(url, options.deadline, ended)
-        log.info("%s", smoke(golden, poster(url)))
-    except SmokeError as error:
+        log.info("%s", smoke(golden, poster(url, _key(options.api_key_file, options.bundle))))
+    except (SmokeError, ApiKeyError) as error:
         log.error("FAILED: %s", error)
         return 1
     finally:
