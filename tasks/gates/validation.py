@@ -81,7 +81,7 @@ def _check(result: dict[str, Any], rows: int) -> Check:
     config, found = result["expectation_config"], result["result"]
     kwargs = {k: v for k, v in config["kwargs"].items() if k not in ("batch_id", "column")}
     unexpected = int(found.get("unexpected_count", 0))
-    error = _error(result["exception_info"])
+    error = _error(result["exception_info"]) or _vacuous(found, rows)
     return Check(
         code=config["meta"]["code"],
         expectation=config["type"],
@@ -103,6 +103,20 @@ def _error(info: dict[str, Any]) -> str:
     entries = [info] if "raised_exception" in info else list(info.values())
     raised = [e for e in entries if e.get("raised_exception")]
     return str(raised[0].get("exception_message") or "raised")[:300] if raised else ""
+
+
+def _vacuous(found: dict[str, Any], rows: int) -> str:
+    """Why a check of values looked at none of a frame that has rows; empty where it looked (A23).
+
+    Great Expectations passes such a check: its row condition selected nothing, or every value is
+    missing.
+    """
+    looked_at, missing = found.get("element_count"), found.get("missing_count", 0)
+    if rows == 0 or looked_at is None:
+        return ""
+    if looked_at == 0:
+        return "evaluated nothing: its row condition selects no row"
+    return "evaluated nothing: every value is missing" if missing == looked_at else ""
 
 
 def _row_failures(result: dict[str, Any]) -> list[RowFailure]:

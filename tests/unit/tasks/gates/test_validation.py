@@ -1,5 +1,6 @@
 """Great Expectations gates: verdicts, failing rows, nothing evaluated, threads."""
 
+import json
 import math
 from concurrent.futures import ThreadPoolExecutor
 
@@ -69,12 +70,12 @@ def test_a23_a_missing_column_fails_and_names_itself():
 @pytest.mark.parametrize(
     ("value", "state", "failing"),
     [
-        (None, "none", {"prompt_missing", "prompt_no_text"}),
-        (math.nan, "nan", {"prompt_missing", "prompt_no_text"}),
-        ("", "empty", {"prompt_no_text"}),
-        (" \u200b", "empty", {"prompt_no_text"}),
+        (None, "none", {"prompt_missing", "prompt_no_text", "duplicate_prompt"}),
+        (math.nan, "nan", {"prompt_missing", "prompt_no_text", "duplicate_prompt"}),
+        ("", "empty", {"prompt_no_text", "duplicate_prompt"}),
+        (" \u200b", "empty", {"prompt_no_text", "duplicate_prompt"}),
         ("nan", "nan_word", {"prompt_no_text"}),
-        (7, "not_text", {"prompt_no_text"}),
+        (7, "not_text", {"prompt_no_text", "duplicate_prompt"}),
         ("text", "text", set()),
     ],
 )
@@ -88,6 +89,58 @@ def test_a23_the_word_nan_may_be_the_answer_of_a_text_question():
     assert gate(dataset_frame(rows("p", answer="nan", kind="text"))).passed
     assert "unparseable_answer" not in codes(gate(dataset_frame(rows("p", answer="nan"))))
     assert codes(gate(dataset_frame(rows("p", answer="nan")))) == {"answer_no_text"}
+
+
+@pytest.mark.parametrize(
+    ("condition", "passed", "part"),
+    [
+        ('answer == "1"', True, ""),
+        ('answer == "2"', False, "evaluated nothing: its row condition selects no row"),
+    ],
+)
+def test_a23_a_row_condition_that_selects_nothing_fails(condition, passed, part):
+    import great_expectations.expectations.core as gxe
+
+    check = gxe.ExpectColumnValuesToBeInSet(
+        column="prompt",
+        value_set=["p", "q"],
+        row_condition=condition,
+        condition_parser="pandas",
+        meta={"code": "some"},
+    )
+    verdict = validate_frame(dataset_frame(rows("p", "q")), ("conditional", [check]))
+    assert verdict.passed is passed and part in verdict.why()
+
+
+def test_a23_a_value_check_on_a_column_of_nulls_fails_although_nulls_are_no_fault():
+    import great_expectations.expectations.core as gxe
+
+    frame = pd.DataFrame({"row": ["a", "b"], "x": pd.Series([None, None], dtype=object)})
+    check = gxe.ExpectColumnValuesToBeBetween(column="x", min_value=0, meta={"code": "range"})
+    verdict = validate_frame(frame, ("nulls", [check]))
+    assert (verdict.passed, codes(verdict)) == (False, {"range"})
+    assert "every value is missing" in verdict.why()
+    one = pd.DataFrame({"row": ["a", "b"], "x": pd.Series([None, 1], dtype=object)})
+    assert validate_frame(one, ("nulls", [check])).passed
+
+
+@pytest.mark.parametrize(("highest", "passed"), [(2, True), (1.9, False)])
+def test_a23_the_quantile_expectation_gives_a_verdict_and_a_plain_bool(highest, passed):
+    import great_expectations.expectations.core as gxe
+
+    frame = pd.DataFrame({"row": list("abc"), "x": [1.0, 2.0, 9.0]})
+    check = gxe.ExpectColumnQuantileValuesToBeBetween(
+        column="x",
+        quantile_ranges={"quantiles": [0.5], "value_ranges": [[1, highest]]},
+        meta={"code": "median"},
+    )
+    verdict = validate_frame(frame, ("quantiles", [check]))
+    assert verdict.passed is passed
+    assert json.loads(json.dumps(verdict.to_json()))["checks"][0]["passed"] is passed
+
+
+def test_a23_an_empty_suite_has_evaluated_nothing():
+    assert validate_frame(dataset_frame(rows("p")), ("empty", [])).passed is False
 
 
 def test_failing_rows_are_named_with_the_check_they_failed():
