@@ -204,6 +204,12 @@ def _write_gate(
     }
     write_json(out_dir / "gate.json", gate)
     write_json(out_dir / "summary.json", summary)
-    facts = {**summary, "gate": "; ".join(reasons) or "passed"}
-    write_data_docs(out_dir / "data_docs", "Data gate", facts, [*verdicts, *cleaned.verdicts])
+    write_data_docs(
+        out_dir / "data_docs",
+        "Data gate",
+        summary,
+        [*verdicts, *cleaned.verdicts],
+        reasons=reasons,
+        held=[item.to_json() for item in cleaned.quarantined],
+    )
     return "; ".join(reasons)
