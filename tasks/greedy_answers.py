@@ -17,6 +17,8 @@ from tasks.evaluation.types import AnswerRecord, ServedModel
 if TYPE_CHECKING:
     import numpy as np
 
+    from tasks.evaluation.answers import Drafts
+
 OBSERVATION_TOKENS = 128
 """Room for one tool answer and the template around it."""
 
@@ -28,8 +30,12 @@ def answer_as_served(
     *,
     parallel: int,
     threads: int,
+    drafts: "Drafts | None" = None,
 ) -> list[AnswerRecord]:
-    """The model's graded answers to `rows`, in their order, through llama.cpp."""
+    """The model's graded answers to `rows`, in their order, through llama.cpp.
+
+    `drafts`: see `tasks.evaluation.answers.answer_greedily`; the answers are the same without.
+    """
     from tasks.environments import tools_named
     from tasks.evaluation.answers import answer_greedily
     from tasks.models.load import load_tokenizer
@@ -44,13 +50,26 @@ def answer_as_served(
         end_of_turn_ids=(renderer.end_of_turn_id,),
     ) as engine:
         tools = tools_named(model.tools)
-        return answer_greedily(engine, rows, renderer, tools, model.sampling, progress=progress)
+        return answer_greedily(
+            engine,
+            rows,
+            renderer,
+            tools,
+            model.sampling,
+            progress=progress,
+            at_once=parallel,
+            drafts=drafts,
+        )
 
 
 def greedy_answers(
     config: PipelineConfig, inputs: Mapping[str, ArtifactRecord], threads: int
 ) -> "Callable[[Path, int], np.ndarray]":
-    """A function `(GGUF file, n)` → 1.0 or 0.0 for each of n held-out problems, in one order."""
+    """A function `(GGUF file, n)` → 1.0 or 0.0 for each of n held-out problems, in one order.
+
+    What the first file says serves as a draft for the later ones, its quantisations.
+    """
+    drafts: Drafts = {}
 
     def answer(gguf: Path, count: int) -> "np.ndarray":
         from tasks.evaluation.metrics import correctness
@@ -65,7 +84,7 @@ def greedy_answers(
             config.evaluation.sampling,
         )
         parallel = config.quantize.parallel_sequences
-        answers = answer_as_served(model, rows, parallel=parallel, threads=threads)
+        answers = answer_as_served(model, rows, parallel=parallel, threads=threads, drafts=drafts)
         return correctness(answers)[:, 0]
 
     return answer

@@ -6,6 +6,7 @@ draws, so that their difference is theirs and not the dice's.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
 
 from configs.schema.evaluation import EvaluationSampling
 from tasks.artifacts import hash_bytes
@@ -19,6 +20,8 @@ from tasks.sampling.episode import EpisodeTask, run_episodes
 from tasks.sampling.types import Rollout, RolloutEngine, SamplingParams
 
 EPISODES_AT_ONCE = 512
+WORTH_CONFIRMING = 0.5
+"""Share of drafts that must have been confirmed so far: below it playing at once is cheaper."""
 Progress = Callable[[int, int], None]
 """Called with (episodes finished, episodes in all)."""
 
@@ -31,19 +34,33 @@ def answer_problems(
     sampling: EvaluationSampling,
     *,
     progress: Progress | None = None,
+    at_once: int = EPISODES_AT_ONCE,
 ) -> list[AnswerRecord]:
-    """`sampling.samples` graded answers to each row, rows in order, samples 0 … S−1 within."""
+    """`sampling.samples` graded answers to each row, rows in order, samples 0 … S−1 within.
+
+    `at_once` episodes share the engine; with no more of them than it has sequences, one that keeps
+    what it computed goes on with it in the next turn.
+    """
     rollouts: list[Rollout] = []
     tasks = episode_tasks(rows, sampling)
     params = SamplingParams(sampling.temperature, sampling.max_new_tokens)
-    for start in range(0, len(tasks), EPISODES_AT_ONCE):
-        chunk = tasks[start : start + EPISODES_AT_ONCE]
+    for start in range(0, len(tasks), at_once):
+        chunk = tasks[start : start + at_once]
         rollouts += run_episodes(
             engine, chunk, renderer, tools, max_turns=sampling.max_turns, params=params
         )
         if progress is not None:
             progress(len(rollouts), len(tasks))
-    records = []
+    return _graded(rows, tasks, rollouts, sampling)
+
+
+def _graded(
+    rows: Sequence[Row],
+    tasks: Sequence[EpisodeTask],
+    rollouts: Sequence[Rollout],
+    sampling: EvaluationSampling,
+) -> list[AnswerRecord]:
+    records: list[AnswerRecord] = []
     for index, row in enumerate(rows):
         first = index * sampling.samples
         seeds = [task.seed for task in tasks[first : first + sampling.samples]]
@@ -51,18 +68,65 @@ def answer_problems(
     return records
 
 
+class ConfirmingEngine(RolloutEngine, Protocol):
+    """An engine that can say whether greedy decoding would have chosen given tokens."""
+
+    def chooses(
+        self, sequences: Sequence[Sequence[int]], sampled: Sequence[Sequence[bool]]
+    ) -> list[bool]:
+        """Whether it would choose every sampled token of each sequence."""
+        ...
+
+
+Drafts = dict[str, Rollout]
+"""Greedy episodes of a model much like this one, by rollout id."""
+
+
 def answer_greedily(
-    engine: RolloutEngine,
+    engine: ConfirmingEngine,
     rows: Sequence[Row],
     renderer: PromptRenderer,
     tools: Mapping[str, Tool],
     sampling: EvaluationSampling,
     *,
     progress: Progress | None = None,
+    at_once: int = EPISODES_AT_ONCE,
+    drafts: Drafts | None = None,
 ) -> list[AnswerRecord]:
-    """One graded greedy answer to each row, rows in order."""
+    """One graded greedy answer to each row, rows in order.
+
+    `drafts` hold what another model said to the same prompts, within the same limits: an episode
+    in which this one would choose the very same tokens need not be played again, for all between
+    them (prompt, tools, limits) is given. What is played although there is no draft is added.
+    """
     greedy = sampling.model_copy(update={"temperature": 0.0, "samples": 1})
-    return answer_problems(engine, rows, renderer, tools, greedy, progress=progress)
+    params = SamplingParams(0.0, sampling.max_new_tokens)
+    tasks = episode_tasks(rows, greedy)
+    known = {} if drafts is None else drafts
+    rollouts: list[Rollout] = []
+    confirmed = tried = 0
+    for start in range(0, len(tasks), at_once):
+        chunk = tasks[start : start + at_once]
+        drafted = [known[t.rollout_id] for t in chunk if t.rollout_id in known]
+        found: dict[str, Rollout] = {}
+        if drafted and confirmed >= WORTH_CONFIRMING * tried:
+            agreed = engine.chooses(
+                [r.token_ids for r in drafted], [r.action_mask for r in drafted]
+            )
+            found = {r.rollout_id: r for r, same in zip(drafted, agreed, strict=True) if same}
+            confirmed, tried = confirmed + len(found), tried + len(drafted)
+        left = [t for t in chunk if t.rollout_id not in found]
+        played = run_episodes(
+            engine, left, renderer, tools, max_turns=greedy.max_turns, params=params
+        )
+        found |= {r.rollout_id: r for r in played}
+        rollouts += [found[t.rollout_id] for t in chunk]
+        if drafts is not None:
+            for rollout in played:
+                drafts.setdefault(rollout.rollout_id, rollout)
+        if progress is not None:
+            progress(len(rollouts), len(tasks))
+    return _graded(rows, tasks, rollouts, greedy)
 
 
 def episode_tasks(rows: Sequence[Row], sampling: EvaluationSampling) -> list[EpisodeTask]:

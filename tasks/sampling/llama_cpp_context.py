@@ -77,6 +77,8 @@ class LlamaCppContext:
         self.path = Path(gguf)
         self.parallel_sequences = parallel_sequences
         self.n_ctx_per_seq = n_ctx_per_seq
+        self.wipes = 0
+        """How often all caches have been emptied."""
         self._model: Any = None
         self._context: Any = None
         if not self.path.is_file():
@@ -218,6 +220,7 @@ class LlamaCppContext:
 
     def forget_all(self) -> None:
         """Empty every sequence's cache."""
+        self.wipes += 1
         self._llama.llama_memory_clear(self._memory, False)
 
     def logits_of(

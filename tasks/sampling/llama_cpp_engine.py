@@ -17,8 +17,10 @@ class LlamaCppEngine:
     """`RolloutEngine` over one GGUF file.
 
     A sequence that ends gives its slot to the next waiting request at once, so the batch stays
-    full; the prompts of several new requests go through together. The tokens of a request depend
-    on its own prompt, parameters and seed only.
+    full; the prompts of several new requests go through together. A prompt that continues what a
+    slot's cache holds, as the next turn of an episode does, is computed from there on. The tokens
+    of a request depend on its own prompt, parameters and seed only; their log-probabilities, in the
+    last digits, also on how many tokens went through together.
     """
 
     def __init__(
@@ -44,6 +46,8 @@ class LlamaCppEngine:
             (self.context.eos_id,) if end_of_turn_ids is None else end_of_turn_ids
         )
         self._version = version
+        self._held: list[tuple[int, ...]] = [()] * parallel_sequences  # ids in each slot's cache
+        self._wipes = self.context.wipes
 
     def __enter__(self) -> "LlamaCppEngine":
         return self
@@ -77,6 +81,24 @@ class LlamaCppEngine:
         """Float32 logits (T, V) of each sequence; row t predicts token t + 1."""
         return list(self.context.logits_of(sequences))
 
+    def chooses(
+        self, sequences: Sequence[Sequence[int]], sampled: Sequence[Sequence[bool]]
+    ) -> list[bool]:
+        """Whether greedy decoding would choose every sampled token of each sequence.
+
+        `sampled[i][t]` says that token t was chosen and not given; the first token never is. All
+        positions go through at once, which costs less than choosing them one after another.
+        """
+        flags = [np.asarray(mask, bool) for mask in sampled]
+        wanted = [np.append(mask[1:], False) for mask in flags]
+        agreed = []
+        for ids, mask, logits in zip(
+            sequences, flags, self.context.logits_of(sequences, wanted), strict=True
+        ):
+            chosen = np.asarray(ids, np.int64)[mask]
+            agreed.append(not mask[:1].any() and bool((logits.argmax(axis=-1) == chosen).all()))
+        return agreed
+
     def score(
         self, sequences: Sequence[Sequence[int]], temperature: float
     ) -> list[tuple[float, ...]]:
@@ -96,19 +118,34 @@ class LlamaCppEngine:
         waiting = deque(turn for turn in turns if turn.stop is None)
         free = list(range(self.context.parallel_sequences))[::-1]
         running: list[_Turn] = []
-        self.context.forget_all()
+        if self._wipes != self.context.wipes:  # something was scored in between
+            self._held = [()] * self.context.parallel_sequences
         while waiting or running:
             while waiting and free:
                 turn = waiting.popleft()
-                turn.slot = free.pop()
+                self._place(turn, free)
                 running.append(turn)
             self._step(running)
             for turn in running:
                 if turn.stop is not None:
-                    self.context.forget(turn.slot)
+                    self._held[turn.slot] = turn.ids[: turn.fed]
                     free.append(turn.slot)
             running = [turn for turn in running if turn.stop is None]
+        self._wipes = self.context.wipes
         return [turn.completion(self._version) for turn in turns]
+
+    def _place(self, turn: "_Turn", free: list[int]) -> None:
+        """Give a turn the free slot whose cache it continues, or an emptied one."""
+        prompt, held = turn.request.prompt_ids, self._held
+        # the last token of a prompt is always fed: its logits choose the first new one
+        fitting = [s for s in free if held[s] and prompt[: len(held[s])] == held[s] != prompt]
+        slot = max(fitting, key=lambda s: len(held[s])) if fitting else free[-1]
+        free.remove(slot)
+        turn.slot, turn.fed = slot, len(held[slot]) if fitting else 0
+        turn.pending = turn.pending[turn.fed :]
+        if not fitting:
+            self.context.forget(slot)
+        held[slot] = ()
 
     def _step(self, running: Sequence["_Turn"]) -> None:
         """Feed what the running turns have pending, as far as one batch goes, and draw."""
@@ -195,6 +232,11 @@ class _Turn:
         self.uniforms = np.random.default_rng(self.request.seed).random(max(asked, 1))
         if self._budget <= 0:
             self.stop = self._limit
+
+    @property
+    def ids(self) -> tuple[int, ...]:
+        """Prompt and what has been drawn."""
+        return (*self.request.prompt_ids, *self.tokens)
 
     def take(self, token: int, logprob: float, ends: frozenset[int]) -> None:
         """Record a drawn token; it is fed next unless the turn is over."""

@@ -6,7 +6,6 @@ from configs.schema.evaluation import EvaluationSampling
 from configs.schema.model import ScratchModel
 from tasks.environments import tools_named
 from tasks.environments.row import Row
-from tasks.evaluation import answers
 from tasks.evaluation.answers import (
     answer_greedily,
     answer_problems,
@@ -151,7 +150,7 @@ def test_seeds_depend_on_seed_row_and_sample_only():
     assert answer_seed(1, "a/1", 0) != answer_seed(1, "a", 10)
 
 
-def test_chunks_do_not_change_answers_or_order(engine_that_says, renderer, monkeypatch):
+def test_chunks_do_not_change_answers_or_order(engine_that_says, renderer):
     problems = [row(str(i), row_id=f"r{i}", prompt=f"{i}+0=?") for i in range(5)]
 
     def reply(prompt, seed):
@@ -159,7 +158,6 @@ def test_chunks_do_not_change_answers_or_order(engine_that_says, renderer, monke
 
     sampling = ONE.model_copy(update={"samples": 2})
     whole = answer_problems(engine_that_says(reply), problems, renderer, {}, sampling)
-    monkeypatch.setattr(answers, "EPISODES_AT_ONCE", 3)
     told = []
     parts = answer_problems(
         engine_that_says(reply),
@@ -168,6 +166,7 @@ def test_chunks_do_not_change_answers_or_order(engine_that_says, renderer, monke
         {},
         sampling,
         progress=lambda done, total: told.append((done, total)),
+        at_once=3,
     )
     assert parts == whole
     assert [(r.row_id, r.sample) for r in parts] == [(f"r{i}", s) for i in range(5) for s in (0, 1)]

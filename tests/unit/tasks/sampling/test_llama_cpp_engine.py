@@ -169,6 +169,56 @@ def test_a_request_does_not_depend_on_the_batch_around_it(gguf):
     assert few[0].request_id == "r0" and few[-1].request_id == "r29"
 
 
+def test_a_next_turn_goes_on_from_what_the_cache_holds(gguf, monkeypatch):
+    """Two turns of 12 conversations: the same tokens as anew, and only the new ones are fed."""
+    observation = (9, 8, 7)
+    first = requests(12, 1.0)
+
+    def second(done):
+        return [
+            GenerateRequest(r.request_id, (*r.prompt_ids, *d.token_ids, *observation), r.params, 5)
+            for r, d in zip(first, done, strict=True)
+        ]
+
+    with LlamaCppEngine(gguf, n_ctx_per_seq=2 * CONTEXT, parallel_sequences=12) as engine:
+        fed = []
+        decode = engine.context.decode
+        monkeypatch.setattr(
+            engine.context, "decode", lambda ids, *rest: fed.append(len(ids)) or decode(ids, *rest)
+        )
+        asked = second(engine.generate(first))
+        fed.clear()
+        kept = engine.generate(asked[::-1])[::-1]  # whoever comes first, each finds its own slot
+        # the last token drawn and the observation, then one for each token but the last
+        assert sum(fed) == sum(1 + 3 + len(c.token_ids) - 1 for c in kept)
+        engine.logits([[5, 6]])  # empties the caches: nothing may be taken for held after it
+        anew = engine.generate(asked)
+    with LlamaCppEngine(gguf, n_ctx_per_seq=2 * CONTEXT, parallel_sequences=1) as one:
+        alone = one.generate(asked)
+    tokens = [c.token_ids for c in kept]
+    assert tokens == [c.token_ids for c in anew] == [c.token_ids for c in alone]
+    for a, b in zip(kept, anew, strict=True):
+        np.testing.assert_allclose(a.logprobs, b.logprobs, atol=1e-5)
+
+
+def test_what_greedy_decoding_would_choose(engine):
+    asked = requests(9, 0.0)
+    whole = [r.prompt_ids + c.token_ids for r, c in zip(asked, engine.generate(asked), strict=True)]
+    masks = [
+        [t >= len(r.prompt_ids) for t in range(len(ids))]
+        for r, ids in zip(asked, whole, strict=True)
+    ]
+    assert engine.chooses(whole, masks) == [True] * 9
+    for place in (len(asked[4].prompt_ids), len(whole[4]) - 1):  # first and last drawn token
+        ids = list(whole[4])
+        ids[place] = (ids[place] + 1) % 250
+        changed = [*whole[:4], ids, *whole[5:]]
+        assert engine.chooses(changed, masks) == [True] * 4 + [False] + [True] * 4
+    assert engine.chooses([whole[0]], [[True] * len(whole[0])]) == [False]  # the first is given
+    assert engine.chooses([whole[0]], [[False] * len(whole[0])]) == [True]
+    assert engine.chooses([], []) == []
+
+
 def test_another_seed_draws_otherwise(engine):
     prompt, params = (5, 6, 7), SamplingParams(1.0, 12)
     draws = [engine.generate([GenerateRequest("x", prompt, params, s)])[0] for s in (1, 1, 2)]
