@@ -50,10 +50,10 @@ def clean(loaded: Loaded, config: DataConfig, quarantined: list[Quarantined]) ->
         NoTrainingRowsError: nothing is left to train on.
     """
     quarantined += loaded.quarantined
-    train, verdict = set_aside(loaded.train, "train", config, quarantined)
+    dropped = [row for row in loaded.train if row.dropped]
+    source = [row for row in loaded.train if not row.dropped]
+    train, verdict = set_aside(source, "train", config, quarantined)
     verdicts = [verdict]
-    dropped = [row for row in train if row.dropped]
-    train = [row for row in train if not row.dropped]
     if loaded.heldout is None:
         heldout, train = split(train, _heldout_share(config), config.seed)
     else:
@@ -66,9 +66,13 @@ def clean(loaded: Loaded, config: DataConfig, quarantined: list[Quarantined]) ->
         asked, heldout = loaded.frozen, [*loaded.frozen, *_not_among(heldout, given_up)]
     if loaded.heldout is None:
         train += given_up
-    before = len(train) + len(dropped)
+    before = len(train)
     train = without_leaks(train, heldout, quarantined)
-    dropped = without_leaks(dropped, heldout, quarantined)
+    if dropped:
+        both = [*train, *without_leaks(dropped, heldout, quarantined)]
+        kept, verdict = set_aside(both, "train", config, quarantined)
+        verdicts.append(verdict)
+        dropped = [row for row in kept if row.dropped]
     if not train and not dropped:
         raise NoTrainingRowsError(_nothing_left(before, quarantined))
     train = _capped(train, getattr(config.source, "max_train_rows", None), config.seed)
@@ -220,7 +224,7 @@ def without_leaks(
     held = {prompt_key(row.prompt): row for row in heldout}
     kept = []
     for row in train:
-        twin = held.get(prompt_key(row.prompt))
+        twin = held.get(prompt_key(row.prompt)) if isinstance(row.prompt, str) else None
         if twin is None:
             kept.append(row)
         else:
