@@ -154,9 +154,11 @@ def waiting_entry(ledger: PromotionLedger, bundle_sha256: str) -> Entry:
         )
     name = f"{ledger.model}:{entry.release.version}"
     if entry.action != "candidate" or entry.evidence.get("waiting") is not True:
+        is_champion = state.champion is not None and state.champion.bundle_sha256 == bundle_sha256
+        todo = "it is the champion" if is_champion else f"to serve it: rl-pipeline promote {name}"
         raise ApprovalError(
             f"{name} does not wait for approval: last entry {entry.action} by {entry.actor} "
-            f"({entry.reason}); rl-pipeline promote {name} if it is to be the champion"
+            f"({entry.reason}); {todo}"
         )
     if expired(entry):
         raise ApprovalError(
