@@ -5,7 +5,7 @@ from typing import Any
 
 from deployment.jetson.device import DEVICES
 from deployment.jetson.file_size import FILE_TYPES, measured_file, predict_file
-from deployment.jetson.measure import measure, reported_buffers
+from deployment.jetson.measurement import measure, reported_buffers
 from deployment.jetson.memory_plan import Serving, plan_memory
 from deployment.jetson.model_shape import read_shape
 from deployment.jetson.throughput import speeds

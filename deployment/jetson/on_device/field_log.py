@@ -19,10 +19,12 @@ only rows with `opted_in: true` are ever collected. A client says its wish in th
 a line that is not whole: it is the last one of a file, written when the power went.
 """
 
+import errno
 import json
 import logging
 import os
 import re
+import stat
 import threading
 from pathlib import Path
 
@@ -30,6 +32,8 @@ HEADER = "X-RL-Pipeline-Field-Log"
 WISHES = {"opt-in": True, "opt-out": False}
 FILES = 8
 """Parts the ring is cut into: the oldest eighth goes at once."""
+MOST_FILES = 4 * FILES
+"""Torn files of many power cuts count, too."""
 MAX_ROW_BYTES = 64 << 10
 _NUMBERED = re.compile(r"-(\d{6,})\.jsonl\Z")
 
@@ -81,7 +85,7 @@ class FieldLog:
                 self._write(line)
             except OSError as error:
                 log.warning("a row was not kept: %s", error.strerror or error)
-                self._close()
+                self._undo()
                 return False
         return True
 
@@ -101,30 +105,58 @@ class FieldLog:
         return line
 
     def _write(self, line: bytes) -> None:
+        if self._file is None:
+            self._go_on()
         full = self._bytes + len(line) > self._file_bytes or self._rows >= self._file_rows
         if self._file is None or (full and self._rows):
             self._next_file()
-        self._file.write(line)
-        self._file.flush()
+        if self._file.write(line) != len(line):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         os.fsync(self._file.fileno())
         self._bytes += len(line)
         self._rows += 1
 
+    def _undo(self) -> None:
+        """Take back what was written of a row that did not fit; where even that fails, leave it."""
+        if self._file is None:
+            return
+        try:
+            os.ftruncate(self._file.fileno(), self._bytes)
+        except OSError:
+            self._close()
+
+    def _go_on(self) -> None:
+        """Append to the newest file of an earlier run, if it is whole and as we would have made it.
+
+        One whose last line is torn is left as it is, and one that anybody else can read too.
+        """
+        found = self._numbered() if self._folder.is_dir() else []
+        if not found:
+            return
+        path = found[-1][1]
+        info = path.lstat()
+        private = stat.S_ISREG(info.st_mode) and not info.st_mode & 0o077
+        if not private or info.st_uid != os.getuid() or not _ends_whole(path):
+            return
+        flags = os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW
+        self._file = os.fdopen(os.open(path, flags), "ab", buffering=0)
+        self._bytes, self._rows = info.st_size, _count_lines(path)
+
     def _next_file(self) -> None:
-        """Begin a new file and take away what is too old; never goes on with one of another run."""
+        """Begin a new file and take away what is too old."""
         self._close()
         self._folder.mkdir(parents=True, exist_ok=True)
         os.chmod(self._folder, 0o700)
         found = self._numbered()
         rows, size = self._file_rows, self._file_bytes
-        for _, path in reversed(found):  # files of an earlier run may be larger than ours
-            rows, size = rows + _count_lines(path), size + path.stat().st_size
-            if rows > self._max_rows or size > self._max_bytes:
+        for kept, (_, path) in enumerate(reversed(found)):
+            rows, size = rows + _count_lines(path), size + path.lstat().st_size
+            if rows > self._max_rows or size > self._max_bytes or kept + 1 >= MOST_FILES:
                 path.unlink()
         number = found[-1][0] + 1 if found else 1
         path = self._folder / f"{self._name}-{number:06d}.jsonl"
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_NOFOLLOW
-        self._file = os.fdopen(os.open(path, flags, 0o600), "ab")
+        self._file = os.fdopen(os.open(path, flags, 0o600), "ab", buffering=0)
 
     def _numbered(self) -> "list[tuple[int, Path]]":
         """Our files, oldest first."""
@@ -142,8 +174,20 @@ class FieldLog:
 
 
 def _count_lines(path: Path) -> int:
+    """Lines of a regular file, a torn one included; 0 of anything else."""
+    if not stat.S_ISREG(path.lstat().st_mode):
+        return 0
     with path.open("rb") as file:
         return sum(1 for _ in file)
+
+
+def _ends_whole(path: Path) -> bool:
+    """Whether a file is empty or ends with a line's end."""
+    with path.open("rb") as file:
+        if file.seek(0, os.SEEK_END) == 0:
+            return True
+        file.seek(-1, os.SEEK_END)
+        return file.read(1) == b"\n"
 
 
 def _encoded(row: dict) -> bytes:

@@ -11,7 +11,7 @@ from deployment.jetson.compute_buffer import (
     replay,
 )
 from deployment.jetson.file_size import measured_file
-from deployment.jetson.measure import reported_buffers
+from deployment.jetson.measurement import reported_buffers
 from deployment.jetson.memory_plan import Serving, plan_memory
 from deployment.jetson.model_shape import known_shape, read_shape
 

@@ -1,7 +1,7 @@
 import pytest
 
 from deployment.jetson.errors import MissingInputError
-from deployment.jetson.measure import measure, read_report, reported_buffers
+from deployment.jetson.measurement import measure, read_report, reported_buffers
 from deployment.jetson.memory_plan import Serving
 from deployment.jetson.model_facts import model_facts
 

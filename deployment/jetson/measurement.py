@@ -1,6 +1,6 @@
 """What a GGUF file takes and how fast it runs on this machine's CPU, in a process of its own.
 
-    python -m deployment.jetson.measure FILE.gguf --context 512
+    python -m deployment.jetson.measurement FILE.gguf --context 512
 
 The buffers are llama.cpp's own report and the same on every machine; memory and speed are this
 machine's, one thread, and stand beside the bundle, never in its signed manifest.
@@ -159,7 +159,7 @@ def measure(gguf: Path, serving: Serving) -> dict[str, Any]:
     Raises:
         MissingInputError: it failed; with what it said.
     """
-    command = [sys.executable, "-m", "deployment.jetson.measure", str(gguf)]
+    command = [sys.executable, "-m", "deployment.jetson.measurement", str(gguf)]
     command += ["--context", str(serving.context), "--ubatch", str(serving.ubatch)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     try:
