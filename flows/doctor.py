@@ -11,6 +11,7 @@ from pathlib import Path
 from configs.schema import PipelineConfig
 from configs.schema.data import FileSource
 from configs.schema.model import GgufPackageModel, PretrainedModel
+from flows.doctor_operations import examine_operations
 from flows.doctor_probes import (
     MachineFacts,
     locked_packages,
@@ -46,6 +47,7 @@ def examine_machine(root: Path, runs: Path, facts: MachineFacts) -> list[Finding
         locked_packages(root / "requirements.lock"),
         port_free(SERVE_PORT),
         stale_locks(runs),
+        *examine_operations(root, runs, facts.disk_gib),
     ]
 
 
