@@ -25,6 +25,8 @@ def tiny_pipeline(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(HERE))
     for name, spec in tiny_stages.specs().items():
         monkeypatch.setitem(stages.STAGES, name, spec)
+    for name, spec in tiny_stages.beside_specs().items():
+        monkeypatch.setitem(stages.BESIDE, name, spec)
 
     def run(config: PipelineConfig | None = None, **options) -> tuple[dict, list[Event]]:
         events: list[Event] = []

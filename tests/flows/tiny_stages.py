@@ -12,16 +12,29 @@ import time
 from pathlib import Path
 
 from configs.schema import PipelineConfig
-from tasks.artifacts import ArtifactRecord, hash_file, hash_json, write_json
+from tasks.artifacts import ArtifactRecord, hash_file, write_json, write_jsonl
 from tasks.artifacts.progress import Reporter
-from tasks.stages import STAGES, StageSpec
+from tasks.data.drop_folder import read_lines
+from tasks.stages import BESIDE, STAGES, StageSpec
+from tests.small_releases import small_rows, write_bundle
 
 BEHAVIOUR = "TINY_STAGES_BEHAVIOUR"
 """Environment variable: JSON `{stage: what to do}`; see `misbehave`."""
+BEHAVIOUR_FILE = "tiny_behaviour.json"
+"""The same in a file of the working directory, for stages under a worker that runs already."""
 
 
 def specs() -> dict[str, StageSpec]:
     """The real table with the tiny functions in place of the real ones."""
+    return _tiny(STAGES)
+
+
+def beside_specs() -> dict[str, StageSpec]:
+    """The same for what runs beside the stages."""
+    return _tiny(BESIDE)
+
+
+def _tiny(real: dict[str, StageSpec]) -> dict[str, StageSpec]:
     return {
         name: StageSpec(
             name=name,
@@ -30,14 +43,18 @@ def specs() -> dict[str, StageSpec]:
             entry=f"tiny_stages:{name}",
             code=("tasks.artifacts.record",),
             shown=spec.shown,
+            optional=spec.optional,
         )
-        for name, spec in STAGES.items()
+        for name, spec in real.items()
     }
 
 
 def misbehave(stage: str, out_dir: Path) -> None:
     """Do what the test asked for: raise, die, hang, or leave a grandchild in its own session."""
-    todo = json.loads(os.environ.get(BEHAVIOUR, "{}")).get(stage, "")
+    told = os.environ.get(BEHAVIOUR, "{}")
+    if Path(BEHAVIOUR_FILE).exists():
+        told = Path(BEHAVIOUR_FILE).read_text()
+    todo = json.loads(told).get(stage, "")
     if todo == "raise":
         raise ValueError("gold answer 'x' in row r7 is no number")
     if todo == "die-once" and not (out_dir / "died").exists():
@@ -64,15 +81,27 @@ def data(config: PipelineConfig, inputs, out_dir: Path, report: Reporter, facts)
     """Rows that depend on the source and the seed."""
     misbehave("data", out_dir)
     report.metrics(0, {"gx/import_s": 0.25})
-    write_json(out_dir / "gate.json", {"verdicts": [{"seconds": 0.5}], "as_read": []})
-    rows = {"seed": config.data.seed, "source": config.data.source.model_dump(mode="json")}
+    gate = {"passed": True, "reasons": [], "verdicts": [{"seconds": 0.5}], "as_read": []}
+    write_json(out_dir / "gate.json", gate)
+    write_jsonl(out_dir / "heldout.jsonl", small_rows(8))
+    dropped = read_lines(inputs["intake"]) if "intake" in inputs else []
+    new = [{**json.loads(d.text), "id": d.key} for d in dropped if not d.problem]
+    write_jsonl(out_dir / "train.jsonl", [*small_rows(4), *new])
+    rows = {
+        "seed": config.data.seed,
+        "source": config.data.source.model_dump(mode="json"),
+        "dropped": new,
+    }
     report.progress(1, 1, "rows written")
-    return _finish(out_dir, "dataset", "train.json", rows)
+    heldout_sha256 = hash_file(out_dir / "heldout.jsonl")
+    return _finish(out_dir, "dataset", "train.json", rows, heldout_sha256=heldout_sha256)
 
 
 def sft(config: PipelineConfig, inputs, out_dir: Path, report: Reporter, facts) -> ArtifactRecord:
     """Weights that depend on data, model and SFT settings; three metric lines."""
     misbehave("sft", out_dir)
+    if "start" in inputs:
+        return ArtifactRecord(kind="model", uri=out_dir.as_posix(), sha256=inputs["start"].sha256)
     for step in (1, 2, 3):
         report.metrics(step, {"sft/loss": 1.0 / step})
         report.progress(step, 3, "training")
@@ -103,6 +132,7 @@ def rl(config: PipelineConfig, inputs, out_dir: Path, report: Reporter, facts) -
     write_json(
         out_dir / "summary.json", {**facts_of_run, "max_staleness_seen": 1, "resumes": resumes}
     )
+    write_json(out_dir / "policy" / "tokenizer_config.json", {})
     settings = [config.rl.steps, config.rl.seed, list(config.tools), list(config.data.rl_bands)]
     return _finish(out_dir, "model", "w.json", [_sources(inputs), settings])
 
@@ -132,11 +162,42 @@ def quantize(config, inputs, out_dir: Path, report: Reporter, facts) -> Artifact
 
 
 def package(config, inputs, out_dir: Path, report: Reporter, facts) -> ArtifactRecord:
-    """A bundle with a manifest."""
+    """A signed bundle whose model solves as many problems as RL took steps."""
     misbehave("package", out_dir)
-    manifest = {"of": _sources(inputs), "name": config.package.name}
-    (out_dir / "bundle").mkdir(exist_ok=True)
-    write_json(out_dir / "bundle" / "manifest.json", manifest)
-    return ArtifactRecord(
-        kind="bundle", uri=out_dir.as_posix(), sha256=hash_json(manifest), meta={"signed": True}
+    settings = json.loads((inputs["rl"].path / "w.json").read_bytes())[1]
+    keys = Path(facts["runs_dir"]) / "keys"
+    name = config.package.name
+    bundle = out_dir / "bundle"
+    sha256 = write_bundle(bundle, keys, str(settings[0]), of=_sources(inputs), name=name)
+    meta = {"signed": True, "default": "Q8_0", "bundle": str(bundle)}
+    return ArtifactRecord(kind="bundle", uri=out_dir.as_posix(), sha256=sha256, meta=meta)
+
+
+def challenge(config, inputs, out_dir: Path, report: Reporter, facts) -> ArtifactRecord:
+    """The real comparison of two models that solve their first so many problems."""
+    misbehave("challenge", out_dir)
+    from tasks.evaluation.challenge import run
+
+    return run(
+        inputs,
+        out_dir,
+        report,
+        problems=config.promotion.problems,
+        resamples=config.evaluation.bootstrap_resamples,
+        answer=_answers,
     )
+
+
+def _answers(model, rows, progress):
+    from tasks.evaluation.types import AnswerRecord
+    from tasks.rewards.verdict import Outcome
+
+    solved = int(model.gguf.read_text().split()[-1])
+    return [
+        AnswerRecord(
+            row.id, 0, row.band, 0, Outcome.CORRECT if i < solved else Outcome.WRONG, row.answer,
+            row.answer, row.answer, "", 3, 1, False, 0, 0,
+            ({"role": "user", "content": row.prompt}, {"role": "assistant", "content": "<b>`4`"}),
+        )
+        for i, row in enumerate(rows)
+    ]  # fmt: skip
