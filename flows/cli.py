@@ -227,6 +227,8 @@ COMMANDS: tuple[str, ...] = (
     "flows.cli_edge_commands",
     "flows.cli_services_commands",
     "flows.cli_promotion_commands",
+    "flows.cli_parity_commands",
+    "flows.cli_quantise_commands",
     "flows.cli_deploy_commands",
 )
 """Modules with further commands; each has `register(app)` and imports what it needs late."""

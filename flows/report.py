@@ -16,6 +16,7 @@ from flows.report_curves import rl_section, sft_section
 from flows.report_data import RunFiles
 from flows.report_lineage import lineage_section
 from flows.report_sections import data_section, headline, heldout_section, quant_section
+from flows.report_side_by_side import side_by_side_section
 from flows.report_text import visible
 from flows.report_transcripts import transcripts
 from tasks.artifacts import write_atomic
@@ -26,6 +27,7 @@ SECTIONS = (
     ("rl", "RL"),
     ("sft", "SFT"),
     ("quant", "Quantisation"),
+    ("side", "Side by side"),
     ("transcripts", "Transcripts"),
     ("cost", "Cost"),
     ("data", "Data"),
@@ -67,6 +69,7 @@ def render(files: RunFiles) -> str:
         "rl": rl_section(files),
         "sft": sft_section(files),
         "quant": quant_section(files),
+        "side": side_by_side_section(files),
         "transcripts": transcripts(files),
         "cost": cost_section(files),
         "data": data_section(files),

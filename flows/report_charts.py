@@ -92,8 +92,11 @@ def moving_mean(points: Sequence[Point], width: int) -> list[Point]:
     return means
 
 
-def line_chart(key: str, title: str, series: Sequence[Series], *, smooth: bool = False) -> Markup:
-    """Lines over steps. `smooth` draws every step thin and a moving mean thick."""
+def line_chart(
+    key: str, title: str, series: Sequence[Series], *, smooth: bool = False, unit: str = "step"
+) -> Markup:
+    """Lines over steps. `smooth` draws every step thin and a moving mean thick; `unit` names what
+    is counted from left to right."""
     drawn = [Series(s.label, tuple(thinned(s.points))) for s in series]
     known = [point for s in drawn for point in s.known]
     if not known:
@@ -101,7 +104,7 @@ def line_chart(key: str, title: str, series: Sequence[Series], *, smooth: bool =
     xs = sorted({x for x, _ in known})
     ticks = nice_ticks(min(y for _, y in known), max(y for _, y in known))
     scale = _Scale(xs[0], xs[-1], ticks[0], ticks[-1])
-    body = [_grid(scale, ticks), _x_labels(scale)]
+    body = [_grid(scale, ticks), _x_labels(scale, unit)]
     for index, line in enumerate(drawn):
         points = [(x, y if y is not None and math.isfinite(y) else None) for x, y in line.points]
         width = max(3, len(points) // 12)
@@ -110,7 +113,7 @@ def line_chart(key: str, title: str, series: Sequence[Series], *, smooth: bool =
             points = moving_mean(points, width)
         body.append(_path(scale, points, f"line s{index}"))
         body.append(_last_dot(scale, [(x, y) for x, y in points if y is not None], index))
-    body.append(_hover(scale, drawn))
+    body.append(_hover(scale, drawn, unit))
     return svg(key, title, _describe(drawn), Markup("").join(body), _WIDTH, _HEIGHT)
 
 
@@ -152,14 +155,14 @@ def _grid(scale: _Scale, ticks: Sequence[float]) -> Markup:
     )
 
 
-def _x_labels(scale: _Scale) -> Markup:
+def _x_labels(scale: _Scale, unit: str) -> Markup:
     template = Markup('<text class="tick" x="{x}" y="{y}" text-anchor="{anchor}">{label}</text>')
     y = _HEIGHT - 10
     if scale.x_low == scale.x_high:
-        label = f"step {number(scale.x_low, 6)}"
+        label = f"{unit} {number(scale.x_low, 6)}"
         return template.format(x=scale.x(scale.x_low), y=y, anchor="middle", label=label)
     ends = [
-        template.format(x=_LEFT, y=y, anchor="start", label=f"step {number(scale.x_low, 6)}"),
+        template.format(x=_LEFT, y=y, anchor="start", label=f"{unit} {number(scale.x_low, 6)}"),
         template.format(x=_WIDTH - _RIGHT, y=y, anchor="end", label=number(scale.x_high, 6)),
     ]
     return Markup("").join(ends)
@@ -189,7 +192,7 @@ def _last_dot(scale: _Scale, known: Sequence[tuple[float, float]], index: int) -
     )
 
 
-def _hover(scale: _Scale, series: Sequence[Series]) -> Markup:
+def _hover(scale: _Scale, series: Sequence[Series], unit: str) -> Markup:
     """Invisible strips whose `<title>` tells the values of a step."""
     values: dict[float, list[str]] = {}
     for line in series:
@@ -208,7 +211,7 @@ def _hover(scale: _Scale, series: Sequence[Series]) -> Markup:
             _TOP,
             round(width, 1),
             _HEIGHT - _TOP - _BOTTOM,
-            visible(f"step {number(x, 6)}: {', '.join(values[x])}"),
+            visible(f"{unit} {number(x, 6)}: {', '.join(values[x])}"),
         )
         for x in xs
     )

@@ -83,6 +83,10 @@ class RunFiles:
         folder = self.folder(stage)
         return self._mapping(folder / name) if folder else {}
 
+    def own_json(self, folder: str, name: str) -> dict[str, Any]:
+        """A JSON object out of the run's own folder, empty where there is none."""
+        return self._mapping(self.run_dir / folder / name)
+
     def lines(self, stage: str, name: str) -> list[dict[str, Any]]:
         """The objects of a JSONL file of a stage's folder; lines that do not parse are counted."""
         folder = self.folder(stage)

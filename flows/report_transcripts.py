@@ -91,7 +91,7 @@ def _pair(
 
 def _side(name: str, line: dict[str, Any]) -> dict[str, Any]:
     outcome = str(line.get("outcome", "unknown"))
-    said = _answer_part(rows(line, "messages"))
+    said = answer_part(rows(line, "messages"))
     facts = [f"{number(line.get('tokens'), 6)} tokens"]
     if line.get("extracted") is not None:
         facts.append(f"read as {clipped(str(line['extracted']), 80)}")
@@ -103,12 +103,12 @@ def _side(name: str, line: dict[str, Any]) -> dict[str, Any]:
         "name": name,
         "outcome": outcome.replace("_", " "),
         "tone": _TONES.get(outcome, "warn"),
-        "messages": [_message(m) for m in said[:MOST_MESSAGES]],
+        "messages": [message(m) for m in said[:MOST_MESSAGES]],
         "facts": " · ".join(facts),
     }
 
 
-def _answer_part(messages: Sequence[dict[str, Any]]) -> Sequence[dict[str, Any]]:
+def answer_part(messages: Sequence[dict[str, Any]]) -> Sequence[dict[str, Any]]:
     """From the agent's first message on; what stands before is the prompt."""
     for index, message in enumerate(messages):
         if message.get("role") == "assistant":
@@ -116,10 +116,11 @@ def _answer_part(messages: Sequence[dict[str, Any]]) -> Sequence[dict[str, Any]]
     return []
 
 
-def _message(message: dict[str, Any]) -> dict[str, str]:
-    role = _ROLES.get(str(message.get("role")), "other")
+def message(said: dict[str, Any]) -> dict[str, str]:
+    """One message for the template."""
+    role = _ROLES.get(str(said.get("role")), "other")
     return {
         "role": role,
         "css": role,
-        "content": clipped(str(message.get("content", "")), MOST_CHARS),
+        "content": clipped(str(said.get("content", "")), MOST_CHARS),
     }

@@ -1,0 +1,241 @@
+"""Two small agents made from nothing, and rollouts of their own, for the benches of fidelity.
+
+They differ in task, shape and vocabulary; the rows of all their matrices are divisible by 256, so
+that every type is really used. What they learn matters little, that they are uncertain in many
+ways does: a model with one doubt has one error, and which quantisation hits it is luck.
+"""
+
+import json
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from configs.schema import PipelineConfig
+from quantize.convert import convert
+from quantize.rollouts import RolloutTokens
+from tasks.artifacts.progress import Reporter
+from tasks.data import stage as data_stage
+from tasks.environments import tools_named
+from tasks.environments.renderer import PromptRenderer
+from tasks.environments.row import read_rows
+from tasks.models.load import load_tokenizer
+from tasks.sampling.episode import EpisodeTask, run_episodes
+from tasks.sampling.llama_cpp_engine import LlamaCppEngine
+from tasks.sampling.types import SamplingParams
+from tasks.sft import stage as sft_stage
+
+NAMES = [
+    "Ada",
+    "Ben",
+    "Cleo",
+    "Dan",
+    "Eva",
+    "Finn",
+    "Gita",
+    "Hugo",
+    "Ines",
+    "Jon",
+    "Kim",
+    "Lea",
+    "Max",
+    "Nora",
+    "Omar",
+    "Pia",
+    "Quin",
+    "Rosa",
+    "Sam",
+    "Tara",
+    "Uwe",
+    "Vera",
+    "Will",
+    "Xenia",
+    "Yara",
+    "Zoe",
+]
+THINGS = [
+    "apples",
+    "books",
+    "boxes",
+    "bricks",
+    "candles",
+    "cards",
+    "chairs",
+    "coins",
+    "cups",
+    "eggs",
+    "flowers",
+    "fish",
+    "hats",
+    "keys",
+    "lamps",
+    "letters",
+    "maps",
+    "nails",
+    "oranges",
+    "pans",
+    "pens",
+    "plates",
+    "pots",
+    "ropes",
+    "shells",
+    "shoes",
+    "stamps",
+    "stones",
+    "tickets",
+    "toys",
+]
+PLACES = [
+    "at the market",
+    "in the old shed",
+    "on the train",
+    "near the river",
+    "at school",
+    "in the garden",
+    "by the sea",
+    "in the cellar",
+    "at the fair",
+    "in town",
+    "behind the house",
+    "on the farm",
+]
+
+
+@dataclass(frozen=True)
+class Agent:
+    """A trained model: its folder, its F16 file, and rollouts in the order they were sampled."""
+
+    name: str
+    folder: Path
+    f16: Path
+    matrix: list[RolloutTokens]
+    heldout: list[RolloutTokens]
+
+
+def word_problem(rng: random.Random) -> dict[str, str]:
+    """A problem of two steps and a worked solution, said in one of many ways."""
+    who, friend = rng.sample(NAMES, 2)
+    thing, place = rng.choice(THINGS), rng.choice(PLACES)
+    a, b, c = rng.randint(2, 60), rng.randint(2, 40), rng.randint(2, 9)
+    told = rng.choice(
+        (
+            f"{who} finds {a} {thing} {place} and buys {b} more.",
+            f"There are {a} {thing} {place}. {who} brings another {b}.",
+            f"{place.capitalize()}, {who} counts {a} {thing}, then {b} that {friend} left there.",
+        )
+    )
+    total = a + b
+    multiplied = rng.random() < 0.5
+    end = total * c if multiplied else total - min(c, total)
+    asked = (
+        f"{friend} has {c} times as many. How many {thing} does {friend} have?"
+        if multiplied
+        else f"{who} gives {friend} {c} of them. How many {thing} are left?"
+    )
+    first = rng.choice(
+        (
+            f"{who} has {a}+{b}={total} {thing}.",
+            f"First add: {a}+{b}={total}.",
+            f"{place.capitalize()} there are {total} {thing}, because {a}+{b}={total}.",
+            f"Together that makes {total} {thing}.",
+        )
+    )
+    sign = "*" if multiplied else "-"
+    second = rng.choice(
+        (
+            f"Then {total}{sign}{c}={end}.",
+            f"So {friend if multiplied else who} has {total}{sign}{c}={end} {thing}.",
+            f"That is {end} {thing} {'for ' + friend if multiplied else 'that stay'}.",
+        )
+    )
+    return {"question": f"{told} {asked}", "answer": f"{first}\n{second}\n#### {end}"}
+
+
+def write_word_problems(path: Path, count: int, seed: int) -> Path:
+    """A file in the form of GSM8K; no problem stands in it twice."""
+    rng, seen = random.Random(seed), {}
+    while len(seen) < count:
+        row = word_problem(rng)
+        seen.setdefault(row["question"], row)
+    path.write_text("".join(json.dumps(row) + "\n" for row in seen.values()), encoding="utf-8")
+    return path
+
+
+def _calculator(_folder: Path) -> dict[str, Any]:
+    return {
+        "tools": ["calc"],
+        "data": {"source": {"type": "calculator", "train_rows": 4096, "heldout_rows": 1024}},
+        "model": {"type": "scratch", "vocab_size": 512, "max_length": 256},
+        "sft": {"steps": 300, "batch_size": 44, "optimiser": {"lr": 2e-3, "warmup_steps": 20}},
+    }
+
+
+def _word_problems(folder: Path) -> dict[str, Any]:
+    train = write_word_problems(folder / "problems.jsonl", 8000, seed=0)
+    return {
+        "tools": [],
+        "data": {"source": {"type": "file", "train": str(train), "heldout_share": 0.125}},
+        "model": {
+            "type": "scratch",
+            "vocab_size": 768,
+            "hidden_size": 512,
+            "ffn_size": 768,
+            "layers": 3,
+            "heads": 8,
+            "kv_heads": 4,
+            "max_length": 256,
+        },
+        "sft": {"steps": 300, "batch_size": 24, "optimiser": {"lr": 1e-3, "warmup_steps": 20}},
+    }
+
+
+RECIPES = {"calculator": _calculator, "word problems": _word_problems}
+
+
+def make_agent(name: str, folder: Path, *, rollouts: int, seed: int = 0, threads: int = 1) -> Agent:
+    """Make data and model, then sample `rollouts` for the matrix and as many other ones."""
+    folder.mkdir(parents=True, exist_ok=True)
+    settings = RECIPES[name](folder)
+    settings["sft"]["seed"] = seed
+    config = PipelineConfig.model_validate({"profile": "bench", **settings})
+    data = data_stage.run(config.data, {}, folder / "data", Reporter(folder / "data"))
+    sft_stage.run(config, {"data": data}, folder / "sft", Reporter(folder / "sft"))
+    model = folder / "sft" / "snapshot"
+    f16 = convert(model, folder / "F16.gguf").path
+    sampled = list(_sample(config, model, f16, folder / "data", 2 * rollouts, threads))
+    return Agent(name, model, f16, sampled[:rollouts], sampled[rollouts:])
+
+
+def _sample(
+    config: PipelineConfig, model: Path, f16: Path, data: Path, count: int, threads: int
+) -> Iterator[RolloutTokens]:
+    """Rollouts at temperature 1 on held-out problems, no problem on both sides."""
+    renderer = PromptRenderer(load_tokenizer(model), config.system_prompt)
+    rows = read_rows(data / "heldout.jsonl")
+    half = count // 2
+    side = len(rows) // 2
+    asked = [rows[(i % side) + (side if i >= half else 0)] for i in range(count)]
+    tasks = [
+        EpisodeTask(
+            str(i), row.id, str(i), ({"role": "user", "content": row.prompt},), seed=10_000 + i
+        )
+        for i, row in enumerate(asked)
+    ]
+    with LlamaCppEngine(
+        f16,
+        n_ctx_per_seq=256,
+        parallel_sequences=64,
+        threads=threads,
+        end_of_turn_ids=(renderer.end_of_turn_id,),
+    ) as engine:
+        played = run_episodes(
+            engine,
+            tasks,
+            renderer,
+            tools_named(config.tools),
+            max_turns=2,
+            params=SamplingParams(1.0, 80),
+        )
+    for rollout in played:
+        yield RolloutTokens(rollout.token_ids, rollout.action_mask)
