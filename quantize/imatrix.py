@@ -54,14 +54,11 @@ def collect(
             or activations that are not finite.
     """
     import torch
-    from transformers import AutoModelForCausalLM
 
-    _check_rollouts(rollouts)
+    check_rollouts(rollouts)
     keeps = [torch.from_numpy(k) for k in _counted(rollouts, counted)]
-    names = _gguf_names(model_dir, head=head)
-    model = AutoModelForCausalLM.from_pretrained(
-        str(model_dir), dtype=torch.float32, use_safetensors=True, local_files_only=True
-    ).eval()
+    names = matrix_names(model_dir, head=head)
+    model = load_float(model_dir)
     sums: dict[str, torch.Tensor] = {}
     counts: dict[str, int] = {}
     handles = []
@@ -84,7 +81,7 @@ def collect(
     for handle in handles:
         handle.remove()
     arrays = {n: s.numpy() for n, s in sums.items()}
-    _check_sums(arrays)
+    check_sums(arrays)
     return ImportanceMatrix(arrays, counts, len(rollouts))
 
 
@@ -104,7 +101,18 @@ def _adder(
     return add
 
 
-def _check_rollouts(rollouts: Sequence[Sequence[int]]) -> None:
+def load_float(model_dir: Path) -> Any:
+    """The model in float32, in eval mode."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(
+        str(model_dir), dtype=torch.float32, use_safetensors=True, local_files_only=True
+    ).eval()
+
+
+def check_rollouts(rollouts: Sequence[Sequence[int]]) -> None:
+    """Raise `ImatrixError` unless there are rollouts and each has a token."""
     if not rollouts:
         raise ImatrixError("no rollouts for the importance matrix; expected at least one")
     empty = next((i for i, ids in enumerate(rollouts) if not len(ids)), None)
@@ -129,7 +137,8 @@ def _counted(
     return [np.asarray(keep, bool) for keep in counted]
 
 
-def _check_sums(sums: dict[str, np.ndarray]) -> None:
+def check_sums(sums: dict[str, np.ndarray]) -> None:
+    """Raise `ImatrixError` for a sum that is not finite."""
     for name, values in sums.items():
         if not np.isfinite(values).all():
             raise ImatrixError(
@@ -137,7 +146,7 @@ def _check_sums(sums: dict[str, np.ndarray]) -> None:
             )
 
 
-def _gguf_names(model_dir: Path, *, head: bool = False) -> dict[str, str]:
+def matrix_names(model_dir: Path, *, head: bool = False) -> dict[str, str]:
     """HF name → GGUF name of every weight inside a block, and of the head where asked for."""
     from gguf import get_tensor_name_map
     from gguf.constants import MODEL_ARCH_NAMES
@@ -208,7 +217,7 @@ def read_imatrix(path: Path) -> ImatrixFile:
         if counts is None or counts.size != 1 or counts[0] <= 0:
             raise ImatrixError(f"{path.name} has no token count for {target}")
         means[target] = (tensors[name] / counts[0]).astype(np.float32)
-    _check_sums(means)
+    check_sums(means)
     if not means:
         raise ImatrixError(f"{path.name} holds no entries")
     datasets = reader.get_field("imatrix.datasets")

@@ -53,6 +53,12 @@ class QuantizeConfig(Config):
     }
     imatrix_rollouts: int = Field(256, ge=1)
     """The policy's own rollouts that make the importance matrix."""
+    imatrix_weights: Literal["gradient", "all", "assistant"] = "gradient"
+    """What a token counts for in the importance matrix: by how much it moves the policy's own
+    choices, every token alike, or only the positions from which the policy samples."""
+    imatrix_compare: bool = False
+    """Also quantise with a matrix of generic text, and with none where the type allows it, and
+    report the difference in KL."""
     parity_rollouts: int = Field(128, ge=1)
     """Other rollouts, on which KL, top-1 and perplexity are measured."""
     accuracy_problems: int = Field(2000, ge=1)
