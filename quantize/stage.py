@@ -13,17 +13,20 @@ from quantize.architecture import read_shape
 from quantize.convert import ConversionReport, convert
 from quantize.entries import F16, attributed, entry, f16_entry, with_repairs
 from quantize.errors import ParityGateError
-from quantize.imatrix import collect, write_imatrix
+from quantize.imatrix import write_imatrix
+from quantize.imatrix_compare import compare_matrices, own_matrix
 from quantize.measure import AnswerGreedily, Judged, Yardstick, answers_of, hf_against_f16
 from quantize.parity import Parity, f16_problem
 from quantize.quantise import QuantReport, quantise
 from quantize.repair_bench import Subject
 from quantize.repair_run import Repaired, next_larger, repair
 from quantize.rollouts import IMATRIX, PARITY, read_rollouts, take
+from quantize.side_by_side import Play, chosen_problems, measure
 from tasks.artifacts.atomic import write_json
 from tasks.artifacts.content_hash import hash_file, hash_json
 from tasks.artifacts.progress import Reporter
 from tasks.artifacts.record import ArtifactRecord
+from tasks.models.load import load_tokenizer
 
 logger = logging.getLogger(__name__)
 
@@ -35,12 +38,14 @@ def run(
     report: Reporter,
     *,
     answer_greedily: AnswerGreedily,
+    play: Play | None = None,
     threads: int = 1,
 ) -> ArtifactRecord:
     """Make and judge every quantisation of `inputs["rl"]`; writes GGUF files and `parity.json`.
 
     With `inputs["sft"]` the snapshot answers the same problems, so that a loss can be laid at the
-    right door. A rejected file stays in `out_dir` and says so in `parity.json`.
+    right door. A rejected file stays in `out_dir` and says so in `parity.json`. `play` gives the
+    whole answers to problems in the same order: then `side_by_side.json` is written too.
 
     Raises:
         ParityGateError: the F16 file is not the HF model.
@@ -61,7 +66,7 @@ def run(
     _gate_f16(f16_parity, config)
     steps.next("importance matrix from the policy's rollouts")
     imatrix = out_dir / "imatrix.gguf"
-    matrix = collect(policy_dir, [r.token_ids for r in imatrix_set])
+    matrix = own_matrix(policy_dir, imatrix_set, config.imatrix_weights)
     write_imatrix(matrix, imatrix, "policy rollouts")
     reports = _quantise_all(config.types, conversion.path, imatrix, steps, threads)
 
@@ -70,6 +75,18 @@ def run(
     yardstick = Yardstick(conversion.path, parity_set, answer_greedily, f16_answers, threads)
     judged = _judge_all(config, reports, yardstick, steps)
     repairs = _repair_rejected(config, judged, yardstick, imatrix, steps)
+    matrices = None
+    if config.imatrix_compare:
+        steps.next("compare with a matrix of generic text, and with none")
+        matrices = compare_matrices(
+            policy_dir,
+            conversion.path,
+            {quant_type: quant.path for quant_type, quant in reports.items()},
+            sum(len(r.token_ids) for r in imatrix_set),
+            parity_set,
+            context_length=context_length,
+            threads=threads,
+        )
     made = [*judged.values(), *(r.judged for r in repairs if r.judged is not None)]
     answers = {F16: f16_answers, **{one.name: one.answers for one in made}}
     steps.next("answer held-out problems with the snapshot")
@@ -82,12 +99,24 @@ def run(
         "quant": variants,
         **attributed(answers, snapshot),
         "conversion": _conversion(conversion, out_dir),
-        "imatrix": {"rollouts": len(imatrix_set), "sha256": hash_file(imatrix)},
+        "imatrix": {
+            "rollouts": len(imatrix_set),
+            "weights": config.imatrix_weights,
+            "sha256": hash_file(imatrix),
+            "comparison": matrices,
+        },
         "parity_rollouts": len(parity_set),
         "parity_tokens": f16_parity.tokens,
         "accuracy_problems": len(f16_answers),
     }
     write_json(out_dir / "parity.json", summary)
+    if play is not None and config.side_by_side_problems:
+        steps.next("put answers side by side")
+        files = {one.name: one.report.path for one in made}
+        figures = _side_by_side(config, policy_dir, files, answers, play, threads)
+        write_json(
+            out_dir / "side_by_side.json", {"attribution": summary["attribution"], **figures}
+        )
     steps.finish()
     return _record(out_dir, variants)
 
@@ -115,6 +144,28 @@ class _Steps:
     def finish(self) -> None:
         """Say that all is done."""
         self._report.progress(self._total, self._total, "done")
+
+
+def _side_by_side(
+    config: QuantizeConfig,
+    policy_dir: Path,
+    files: Mapping[str, Path],
+    answers: Mapping[str, np.ndarray],
+    play: Play,
+    threads: int,
+) -> dict[str, Any]:
+    """An even spread of problems, and some whose answers flipped, with everything that was said."""
+    tokenizer = load_tokenizer(policy_dir)
+    spread = min(config.side_by_side_problems, len(answers[F16]))
+    return measure(
+        next(iter(files.values())).with_name(f"{F16}.gguf"),
+        files,
+        play,
+        chosen_problems(answers, F16, spread),
+        lambda ids: [str(tokenizer.decode([i])) for i in ids],
+        counted=spread,
+        threads=threads,
+    )
 
 
 def _quantise_all(

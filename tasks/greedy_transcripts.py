@@ -4,13 +4,16 @@ The same loop, order of problems and verifier as `tasks.greedy_answers`, so that
 what was counted there.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from configs.schema import PipelineConfig
 from quantize.rollouts import RolloutTokens
 from quantize.side_by_side import Played
-from tasks.environments.row import Row
+from tasks.artifacts import ArtifactRecord
+from tasks.environments.row import Row, read_rows
+from tasks.evaluation.selection import stratified
 from tasks.evaluation.types import AnswerRecord, ServedModel
 from tasks.sampling.types import Rollout
 
@@ -35,6 +38,24 @@ def greedy_transcripts(
             progress(gguf)
         asked = [rows[place] for place in places]
         return _play(replace(model, gguf=gguf), asked, parallel, threads)
+
+    return play
+
+
+def transcripts_of_run(
+    config: PipelineConfig, inputs: Mapping[str, ArtifactRecord], threads: int
+) -> Callable[[Path, Sequence[int]], list[Played]]:
+    """`greedy_transcripts` over the problems whose answers the quantise stage counts."""
+    policy = inputs["rl"].path / "policy"
+
+    def play(gguf: Path, places: Sequence[int]) -> list[Played]:
+        heldout = read_rows(inputs["data"].path / "heldout.jsonl")
+        rows = stratified(heldout, config.quantize.accuracy_problems)
+        model = ServedModel(
+            gguf, policy, config.system_prompt, config.tools, config.evaluation.sampling
+        )
+        parallel = config.quantize.parallel_sequences
+        return greedy_transcripts(model, rows, parallel=parallel, threads=threads)(gguf, places)
 
     return play
 

@@ -66,10 +66,18 @@ def quantize(
     from quantize.stage import run
     from tasks.artifacts.machine import usable_cores
     from tasks.greedy_answers import greedy_answers
+    from tasks.greedy_transcripts import transcripts_of_run
 
     threads = usable_cores()
-    answer = greedy_answers(config, inputs, threads)
-    return run(config.quantize, inputs, out_dir, report, answer_greedily=answer, threads=threads)
+    return run(
+        config.quantize,
+        inputs,
+        out_dir,
+        report,
+        answer_greedily=greedy_answers(config, inputs, threads),
+        play=transcripts_of_run(config, inputs, threads),
+        threads=threads,
+    )
 
 
 def challenge(

@@ -85,7 +85,7 @@ STAGES: dict[str, StageSpec] = {
                 "tools",
             ),
             entry="tasks.stage_calls:quantize",
-            code=("quantize.stage", "tasks.greedy_answers"),
+            code=("quantize.stage", "tasks.greedy_answers", "tasks.greedy_transcripts"),
         ),
         StageSpec(
             name="package",

@@ -59,6 +59,9 @@ class QuantizeConfig(Config):
     imatrix_compare: bool = False
     """Also quantise with a matrix of generic text, and with none where the type allows it, and
     report the difference in KL."""
+    side_by_side_problems: int = Field(64, ge=0)
+    """Held-out problems whose whole answers are kept, F16 beside every quantisation, for the
+    report; flipped answers come on top. 0 keeps none."""
     parity_rollouts: int = Field(128, ge=1)
     """Other rollouts, on which KL, top-1 and perplexity are measured."""
     accuracy_problems: int = Field(2000, ge=1)
