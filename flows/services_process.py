@@ -19,6 +19,8 @@ from tasks.process_tree import end_marked
 from tasks.supervise import reaped_command
 
 MAX_LOG_BYTES = 10 << 20
+PORT_PATIENCE_S = 5.0
+"""A killed program gives its port back only when the last of its threads is gone."""
 _POLL_S = 0.2
 
 
@@ -61,7 +63,7 @@ def services_lock(runs_dir: Path) -> Iterator[None]:
         os.close(handle)
 
 
-def refuse_taken_port(spec: ServiceSpec) -> None:
+def refuse_taken_port(spec: ServiceSpec, patience_s: float = PORT_PATIENCE_S) -> None:
     """Make sure that the service can listen.
 
     Raises:
@@ -69,17 +71,27 @@ def refuse_taken_port(spec: ServiceSpec) -> None:
     """
     if spec.port is None:
         return
+    deadline_s = time.monotonic() + patience_s
+    while (problem := _bind_problem(spec.port)) is not None:
+        if time.monotonic() > deadline_s:
+            holder = _holder(spec.port)
+            raise PortTakenError(
+                f"{HOST}:{spec.port} is taken{f' by {holder}' if holder else ''} ({problem}), so "
+                f"{spec.name} cannot listen there; stop that program, or choose another port: "
+                f"rl-pipeline up --{spec.name}-port {spec.port + 1}"
+            )
+        time.sleep(_POLL_S)
+
+
+def _bind_problem(port: int) -> str | None:
+    """Why nobody can listen on a port now; None where one can."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind((HOST, spec.port))
+            probe.bind((HOST, port))
         except OSError as error:
-            holder = _holder(spec.port)
-            raise PortTakenError(
-                f"{HOST}:{spec.port} is taken{f' by {holder}' if holder else ''} ({error.strerror}"
-                f"), so {spec.name} cannot listen there; stop that program, or choose another "
-                f"port: rl-pipeline up --{spec.name}-port {spec.port + 1}"
-            ) from error
+            return error.strerror or str(error)
+    return None
 
 
 def _holder(port: int) -> str:

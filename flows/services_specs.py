@@ -95,6 +95,7 @@ def _environment(runs_dir: Path, name: str, extra: dict[str, str]) -> dict[str, 
         "PREFECT_SERVER_MEMO_STORE_PATH": str(home / "memo_store.toml"),
         # the plugin is for the command line; loaded inside a running event loop it only complains
         "PREFECT_PLUGINS_ENABLED": "false",
+        "PYTHONFAULTHANDLER": "1",  # `kill -ABRT` of one that hangs writes to its log where
         TOKEN_VARIABLE: service_token(runs_dir, name),
         **extra,
     }

@@ -66,14 +66,28 @@ def marked(token: str) -> list[psutil.Process]:
 
 
 def end_marked(token: str, timeout_s: float = 10.0) -> int:
-    """Kill what a dead run left behind; returns how many processes it was."""
-    ended: set[int] = set()
+    """Kill what a dead run left behind; returns how many processes it was.
+
+    Returns when they are gone, not when they can no longer be found: the kernel takes a dying
+    process's environment, by which it is found, first.
+    """
+    ended: set[psutil.Process] = set()
     deadline_s = time.monotonic() + timeout_s
     while (left := marked(token)) and time.monotonic() < deadline_s:
-        ended.update(process.pid for process in left)
+        ended.update(left)
         end_processes(left, signal.SIGKILL)
         time.sleep(_POLL_S)
+    while any(map(_runs, ended)) and time.monotonic() < deadline_s:
+        time.sleep(_POLL_S)
     return len(ended)
+
+
+def _runs(process: psutil.Process) -> bool:
+    """Whether a process is still there (a zombie is not)."""
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 def _rss(process: psutil.Process) -> int:

@@ -101,7 +101,7 @@ def test_a_taken_port_is_named_with_its_holder_and_the_remedy():
         port = taken.getsockname()[1]
         spec = ServiceSpec("mlflow", (), {}, "", port, 1.0)
         with pytest.raises(PortTakenError, match=f"--mlflow-port {port + 1}") as caught:
-            refuse_taken_port(spec)
+            refuse_taken_port(spec, 0.1)
         assert f"127.0.0.1:{port} is taken by process {os.getpid()}" in str(caught.value)
     refuse_taken_port(spec)
 
