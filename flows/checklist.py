@@ -5,23 +5,34 @@ say what will be compared, and what can be told from the config alone.
 """
 
 import json
+import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from configs.schema import PipelineConfig
 from configs.schema.model import ScratchModel
+from configs.schema.rl import AdaptiveKl
 from configs.schema.training import Lora
+from flows.checklist_prompts import MadeWith, earlier_settings, prompt_settings
 from flows.checklist_run import golden_render, quantised_parity, reference_is_snapshot
 from flows.findings import Finding
 from tasks.artifacts import ArtifactRecord
 
 ATTENTION = {"q_proj", "v_proj"}
+KNOWN_TARGETS = ATTENTION | {"k_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
+NO_ANSWERS = ("", " \n", r"\boxed{}", "<think>", "<think>7</think>", "nan", "None")
+"""Replies that answer nothing, whatever was asked of the probes' golds."""
 Records = Mapping[str, ArtifactRecord]
 Row = Callable[[PipelineConfig, Records], Finding]
 
 
-def run_checklist(config: PipelineConfig, records: Records) -> list[Finding]:
-    """Every row of the table; `records` are those of a run, or empty."""
+def run_checklist(
+    config: PipelineConfig, records: Records, made_with: tuple[MadeWith, ...] = ()
+) -> list[Finding]:
+    """Every row of the table; `records` are those of a run, or empty.
+
+    `made_with` holds the settings of that run, and of what a night would start from.
+    """
     rows: tuple[Row, ...] = (
         golden_render,
         reference_is_snapshot,
@@ -34,7 +45,20 @@ def run_checklist(config: PipelineConfig, records: Records) -> list[Finding]:
         quantisation_format,
         quantised_parity,
     )
-    return [row(config, records) for row in rows]
+    first, *rest = [row(config, records) for row in rows]
+    return [first, prompt_settings(config, records, made_with), *rest]
+
+
+def check_profile(config: PipelineConfig, runs: Path) -> list[Finding]:
+    """Every row of the table, about a profile and its newest run in `runs`.
+
+    Raises:
+        LedgerError: the promotion ledger cannot be relied on.
+    """
+    newest = newest_run(runs, config.profile)
+    records = newest_records(runs, config.profile)
+    made_with = earlier_settings(config, runs, newest.name if newest is not None else None)
+    return run_checklist(config, records, made_with)
 
 
 def lora_settings(config: PipelineConfig, records: Records) -> Finding:
@@ -57,6 +81,8 @@ def lora_settings(config: PipelineConfig, records: Records) -> Finding:
         advice.append("rl.trainable.r is usually 16 to 32")
     if not 1 <= lora.alpha / lora.r <= 2:
         advice.append(f"alpha/r={lora.alpha / lora.r:g} scales every update; 1 to 2 is usual")
+    if unknown := set(lora.targets) - KNOWN_TARGETS:
+        advice.append(f"{', '.join(sorted(unknown))}: no projection of Qwen or Llama models")
     if missing := ATTENTION - set(lora.targets):
         advice.append(f"rl.trainable.targets lacks {', '.join(sorted(missing))}")
     return Finding(name, "warn" if advice else "pass", looked_at, "; ".join(advice))
@@ -71,6 +97,13 @@ def learning_rate(config: PipelineConfig, records: Records) -> Finding:
     looked_at = f"rl.optimiser.lr={rate:g}; usual for {kind}: {low:g} to {high:g}"
     if low <= rate <= high:
         return Finding("RL learning rate", "pass", looked_at)
+    if rate < low / 100:
+        return Finding(
+            "RL learning rate",
+            "fail",
+            looked_at,
+            f"the policy would stay where it is: rl.optimiser.lr={low:g}",
+        )
     if rate > 10 * high:
         return Finding(
             "RL learning rate",
@@ -85,9 +118,9 @@ def learning_rate(config: PipelineConfig, records: Records) -> Finding:
 def sampling_blocks(config: PipelineConfig, records: Records) -> Finding:
     """Training may anneal; evaluation has one block; both are shown side by side."""
     train, held = config.rl.sampling, config.evaluation.sampling
-    start, end = train.temperature.start, train.temperature.end
+    start, end = train.temperature.start, final_temperature(config)
     looked_at = (
-        f"temperature {start:g}→{end:g} over {train.temperature.over_steps} steps in training, "
+        f"temperature {start:g}→{end:g} over {config.rl.steps} steps in training, "
         f"{held.temperature:g} in evaluation"
     )
     if not 0.5 <= end <= start <= 1.5:
@@ -98,7 +131,7 @@ def sampling_blocks(config: PipelineConfig, records: Records) -> Finding:
             "anneal downwards, inside 0.5 to 1.5: rl.sampling.temperature.start=1.2 "
             "rl.sampling.temperature.end=0.8",
         )
-    if end != held.temperature:
+    if not math.isclose(end, held.temperature, abs_tol=1e-6):
         return Finding(
             "sampling temperature",
             "warn",
@@ -109,26 +142,42 @@ def sampling_blocks(config: PipelineConfig, records: Records) -> Finding:
     return Finding("sampling temperature", "pass", looked_at)
 
 
+def final_temperature(config: PipelineConfig) -> float:
+    """The temperature at the last step, which may come before the annealing is done."""
+    anneal, steps = config.rl.sampling.temperature, config.rl.steps
+    return anneal.start + (anneal.end - anneal.start) * min(1.0, steps / anneal.over_steps)
+
+
 def reward_edge_cases(config: PipelineConfig, records: Records) -> Finding:
     """The verifier answers probes whose verdict is certain, None and NaN among them."""
     from tasks.rewards.probes import known_answer_probes
-    from tasks.rewards.verdict import Outcome
+    from tasks.rewards.verdict import Outcome, Verdict
     from tasks.rewards.verifiers import gold_parses, verify
 
     kind = getattr(config.data.source, "answer_kind", "number")
+    if "data" in records:
+        kind = str(records["data"].meta.get("answer_kind", kind))
     probes = [
         *known_answer_probes(kind),
         ("nan", "nan", Outcome.UNSCORED) if kind == "number" else ("", "", Outcome.UNSCORED),
     ]
     wrong = []
     for gold, reply, right in probes:
-        found = verify(kind, gold, reply).outcome
-        if found is not right:
-            wrong.append(f"gold {gold!r}, reply {reply!r}: {found.value}, not {right.value}")
+        verdict = verify(kind, gold, reply)
+        if verdict.outcome is not right or verdict.score != Verdict(right).score:
+            said = f"{verdict.outcome.value} ({verdict.score})"
+            wrong.append(f"gold {gold!r}, reply {reply!r}: {said}, not {right.value}")
+    gold, reply, _ = probes[0]
+    for empty in NO_ANSWERS:
+        if verify(kind, gold, empty).score != 0.0:
+            wrong.append(f"the empty reply {empty!r} scores {verify(kind, gold, empty).score}")
+    if verify(kind, gold, reply, truncated=True).score != 0.0:
+        wrong.append("a reply that was cut off scores")
     if gold_parses(kind, None) is None:
         wrong.append("a missing gold answer is taken for a good one")
     looked_at = (
-        f"{len(probes)} known answers of kind {kind}: right, wrong, empty, no gold, NaN, None"
+        f"{len(probes) + len(NO_ANSWERS) + 2} known answers of kind {kind}: right, wrong, empty, "
+        "cut off, no gold, NaN, None"
     )
     if wrong:
         return Finding(
@@ -157,9 +206,27 @@ def kl_and_clipping(config: PipelineConfig, records: Records) -> Finding:
         advice.append("a KL coefficient above 0.1 holds the policy at the snapshot")
     if max(loss.clip_low, loss.clip_high) > 0.4:
         advice.append("a clip wider than 0.4 hardly clips; 0.2 and 0.28 are usual")
+    if min(loss.clip_low, loss.clip_high) < 0.05:
+        advice.append("a clip under 0.05 throws nearly every step away; 0.2 and 0.28 are usual")
+    if kl.adaptive is not None:
+        advice += _adaptive_advice(kl.adaptive)
     if loss.dual_clip is not None and loss.dual_clip <= 1 + loss.clip_high:
         advice.append("rl.loss.dual_clip lies inside the clip and would cut kept tokens")
     return Finding("KL and clipping", "warn" if advice else "pass", looked_at, "; ".join(advice))
+
+
+def _adaptive_advice(band: AdaptiveKl) -> list[str]:
+    """What an adaptive KL that can do nothing lacks."""
+    advice = []
+    if band.min_coefficient > band.max_coefficient:
+        advice.append("rl.kl.adaptive.min_coefficient is above max_coefficient")
+    if band.max_coefficient < 1e-4:
+        advice.append(
+            f"rl.kl.adaptive.max_coefficient={band.max_coefficient:g} holds nothing; 1.0 is usual"
+        )
+    if band.target_end > band.target_start:
+        advice.append("the KL target widens: rl.kl.adaptive.target_end should be the smaller")
+    return advice
 
 
 def evaluation_settings(config: PipelineConfig, records: Records) -> Finding:
@@ -187,6 +254,15 @@ def evaluation_settings(config: PipelineConfig, records: Records) -> Finding:
             looked_at,
             "a tool call needs a second turn: evaluation.sampling.max_turns=2",
         )
+    end = final_temperature(config)
+    if not math.isclose(end, held.temperature, abs_tol=1e-6):
+        return Finding(
+            "evaluation settings",
+            "warn",
+            f"{looked_at}; temperature {end:g} at the end of training, {held.temperature:g} in "
+            "evaluation",
+            f"meant so? else evaluation.sampling.temperature={end:g}",
+        )
     if any(a != b for a, b in pairs.values()):
         todo = " ".join(f"evaluation.sampling.{key}={a}" for key, (a, b) in pairs.items() if a != b)
         return Finding(
@@ -207,7 +283,19 @@ def quantisation_format(config: PipelineConfig, records: Records) -> Finding:
         )
     if missing := [t for t in wanted.types if t not in wanted.gates]:
         advice.append(f"no gate for {', '.join(missing)}: set quantize.gates.{missing[0]}")
+    idle = [
+        name
+        for name in wanted.types
+        if name in wanted.gates and wanted.gates[name].accuracy_ci_low <= -0.5
+    ]
+    if idle:
+        advice.append(
+            f"quantize.gates.{idle[0]}.accuracy_ci_low={wanted.gates[idle[0]].accuracy_ci_low:g} "
+            "lets a file pass that lost half its accuracy; -0.02 to -0.1 is usual"
+        )
     heldout = getattr(config.data.source, "heldout_rows", None)
+    if heldout is None and "data" in records:
+        heldout = records["data"].meta.get("heldout_rows")
     if heldout is not None and heldout < wanted.accuracy_problems:
         advice.append(
             f"only {heldout} held-out problems: the paired interval will be wide; "
@@ -226,6 +314,15 @@ def quantisation_format(config: PipelineConfig, records: Records) -> Finding:
 
 def newest_records(runs: Path, profile: str) -> dict[str, ArtifactRecord]:
     """The records of the profile's newest run; empty where there is none, or it has none yet."""
+    folder = newest_run(runs, profile)
+    if folder is None:
+        return {}
+    body = json.loads((folder / "records.json").read_bytes())
+    return {name: ArtifactRecord.model_validate(value) for name, value in body.items()}
+
+
+def newest_run(runs: Path, profile: str) -> Path | None:
+    """The folder of the profile's newest run that left records; None where there is none."""
     folders = sorted(p.parent for p in runs.glob("*/records.json") if not p.parent.is_symlink())
     for folder in reversed(folders):
         try:
@@ -233,6 +330,6 @@ def newest_records(runs: Path, profile: str) -> dict[str, ArtifactRecord]:
             body = json.loads((folder / "records.json").read_bytes())
         except (OSError, ValueError):
             continue
-        if made_by == profile:
-            return {name: ArtifactRecord.model_validate(value) for name, value in body.items()}
-    return {}
+        if made_by == profile and isinstance(body, dict):
+            return folder
+    return None

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from configs.schema import PipelineConfig
 from configs.schema.model import PretrainedModel, ScratchModel
+from flows.checklist_prompts import changed_files
 from flows.findings import Finding
 from tasks.artifacts import ArtifactRecord
 from tasks.artifacts.provenance import project_root
@@ -18,8 +19,10 @@ if TYPE_CHECKING:
 
 Records = Mapping[str, ArtifactRecord]
 Message = dict[str, str]
-_TEMPLATE_CALL = re.compile(r"\.apply_chat_template\(")
+_TEMPLATE_CALL = re.compile(r"\bapply_chat_template\b\s*\(|[\"']apply_chat_template[\"']")
 _RENDERER = "tasks/environments/renderer.py"
+_COMPARE_ONLY = frozenset({"quantize/conversion_check.py", "quantize/vocabulary.py"})
+"""Hold a converted file against the template itself; no prompt is made of what they render."""
 
 
 def golden_conversation(tools: Sequence[str]) -> list[Message]:
@@ -42,10 +45,12 @@ def golden_conversation(tools: Sequence[str]) -> list[Message]:
 def other_renderers(root: Path) -> list[str]:
     """Files that render a chat template without the one renderer."""
     found = []
-    for folder in ("tasks", "deployment", "flows"):
+    for folder in ("tasks", "deployment", "flows", "quantize", "configs"):
         for path in sorted((root / folder).rglob("*.py")):
             name = path.relative_to(root).as_posix()
-            if name != _RENDERER and _TEMPLATE_CALL.search(path.read_text(encoding="utf-8")):
+            if name not in {_RENDERER, *_COMPARE_ONLY} and _TEMPLATE_CALL.search(
+                path.read_text(encoding="utf-8")
+            ):
                 found.append(name)
     return found
 
@@ -67,6 +72,23 @@ def golden_render(config: PipelineConfig, records: Records) -> Finding:
             "open",
             f"every prompt goes through {_RENDERER}; its tokenizer comes with the first run",
             "check again after the SFT stage: token ids are compared then",
+        )
+    for stage, folder in (("sft", "snapshot"), ("rl", "policy")):
+        changed = changed_files(records[stage], folder) if stage in records else []
+        if changed:
+            return Finding(
+                name,
+                "fail",
+                f"not as stage {stage} left it: {', '.join(changed[:3])}",
+                f"rl-pipeline run --force {stage}",
+            )
+    templates = {getattr(tok, "chat_template", None) for tok in tokenizers.values()}
+    if len(templates) > 1:
+        return Finding(
+            name,
+            "fail",
+            f"{' and '.join(tokenizers)} have different chat templates",
+            "start RL from this snapshot's own tokenizer: rl-pipeline run --force rl",
         )
     rendered = {where: _render(tok, config) for where, tok in tokenizers.items()}
     ids = {tuple(spans) for spans, _ in rendered.values()}
@@ -161,6 +183,13 @@ def reference_is_snapshot(config: PipelineConfig, records: Records) -> Finding:
             f"weights hash to {found[:12]}, the record says {expected[:12]}",
             "the snapshot was changed: rl-pipeline run --force sft",
         )
+    if changed := changed_files(records["sft"], "snapshot"):
+        return Finding(
+            name,
+            "fail",
+            f"not as SFT left it: {', '.join(changed[:3])}",
+            "the snapshot was changed: rl-pipeline run --force sft",
+        )
     looked_at = f"snapshot {found[:12]} as recorded"
     if "rl" not in records:
         return Finding(name, "pass", f"{looked_at}; RL has not run")
@@ -214,9 +243,17 @@ def quantised_parity(config: PipelineConfig, records: Records) -> Finding:
         variants = json.loads(path.read_bytes())["quant"]
     except (OSError, ValueError, KeyError) as error:
         return Finding(name, "fail", f"{path}: {error}", "rl-pipeline run --force quantize")
-    said = {kind: bool(facts.get("ships")) for kind, facts in variants.items()}
+    said = {kind: facts.get("ships") is True for kind, facts in variants.items()}
     looked_at = ", ".join(f"{kind} {'ships' if ok else 'rejected'}" for kind, ok in said.items())
+    absent = [kind for kind in config.quantize.types if kind not in said]
     shipping = [kind for kind, ok in said.items() if ok and kind != "F16"]
+    if shipping and absent:
+        return Finding(
+            name,
+            "warn",
+            f"{looked_at}; {', '.join(absent)} was not made in the newest run",
+            "check again after the next run, which makes it",
+        )
     if shipping:
         return Finding(name, "pass", looked_at)
     return Finding(

@@ -112,11 +112,11 @@ def check(
 ) -> None:
     """Pre-flight table: prompts, reference, LoRA, sampling, rewards, KL, evaluation, parity."""
     from configs.load import load_config
-    from flows.checklist import newest_records, run_checklist
+    from flows.checklist import check_profile
     from flows.findings import worst
 
     loaded = load_config(config, overrides or [])
-    findings = run_checklist(loaded, newest_records(runs, loaded.profile))
+    findings = check_profile(loaded, runs)
     console().print(findings_table(findings, f"pre-flight: {loaded.profile}"))
     if worst(findings) == "fail":
         raise typer.Exit(FAILED)

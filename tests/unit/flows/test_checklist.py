@@ -37,7 +37,7 @@ def row(name: str, config: PipelineConfig, records: dict | None = None) -> Findi
 def test_the_default_profile_has_no_failing_row() -> None:
     findings = run_checklist(load_config(PROFILE), {})
     assert [f for f in findings if f.status == "fail"] == []
-    assert len(findings) == 10
+    assert len(findings) == 11
     assert all(f.looked_at for f in findings)
     assert all(f.remedy for f in findings if f.status in ("warn", "fail"))
 
@@ -101,11 +101,20 @@ def test_only_the_one_renderer_renders() -> None:
 
 
 def test_a_second_renderer_is_found(tmp_path: Path) -> None:
-    for name in ("tasks/environments/renderer.py", "tasks/rl/prompts.py"):
+    sources = {
+        "tasks/environments/renderer.py": "text = tokenizer.apply_chat_template(messages)\n",
+        "tasks/rl/prompts.py": "text = tokenizer.apply_chat_template(messages)\n",
+        "quantize/spaced.py": "text = tokenizer.apply_chat_template (messages)\n",
+        "flows/by_name.py": "text = getattr(tokenizer, 'apply_chat_template')(messages)\n",
+        "flows/innocent.py": "# calls no apply_chat_template\n",
+    }
+    for name, text in sources.items():
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("text = tokenizer.apply_chat_template(messages)\n")
-    assert other_renderers(tmp_path) == ["tasks/rl/prompts.py"]
+        path.write_text(text)
+    assert other_renderers(tmp_path) == [
+        "tasks/rl/prompts.py", "flows/by_name.py", "quantize/spaced.py",
+    ]  # fmt: skip
 
 
 def test_golden_conversation_has_a_tool_turn_only_with_tools() -> None:
@@ -180,12 +189,16 @@ def test_a_missing_snapshot_fails(tmp_path: Path) -> None:
         ({"F16": {"ships": True}, "Q8_0": {"ships": True}}, "pass"),
         ({"F16": {"ships": True}, "Q8_0": {"ships": False}}, "fail"),
         ({"F16": {"ships": True}, "Q8_0": {"ships": None}}, "fail"),
+        ({"F16": {"ships": True}, "Q8_0": {"ships": "no"}}, "fail"),
+        ({"F16": {"ships": True}, "Q4_K_M": {"ships": True}}, "warn"),
+        ({}, "fail"),
     ],
 )
 def test_parity_verdicts_are_shown(tmp_path: Path, quant: dict, status: str) -> None:
     (tmp_path / "parity.json").write_text(json.dumps({"quant": quant}))
     record = ArtifactRecord(kind="quantisations", uri=str(tmp_path), sha256="0" * 64)
-    assert quantised_parity(config_with(), {"quantize": record}).status == status
+    config = config_with(quantize__types=["Q8_0"])
+    assert quantised_parity(config, {"quantize": record}).status == status
 
 
 def test_a_broken_parity_file_fails(tmp_path: Path) -> None:
