@@ -22,6 +22,9 @@ STAGE_TITLES = {
     "quantize": "quantise, parity",
     "package": "Jetson bundle",
 }
+BESIDE_TITLES = {"challenge": "against champion"}
+"""What some runs do beside the stages; shown once it begins."""
+TITLES = {**STAGE_TITLES, **BESIDE_TITLES}
 PLAIN_PERIOD_S = 15.0
 REFRESH_HZ = 4
 SPARKS = "▁▂▃▄▅▆▇█"
@@ -105,6 +108,8 @@ class RunView:
 
     def __call__(self, event: Event) -> None:
         """Take in one event."""
+        if event.stage in BESIDE_TITLES:
+            self.stages.setdefault(event.stage, StageView())
         view = self.stages.get(event.stage or "")
         if view is not None:
             if view.state == "reused" and event.kind == "stage_finished":
@@ -141,7 +146,7 @@ class RunView:
             elapsed_s = view.elapsed_s(now_s)
             table.add_row(
                 _mark(view.state),
-                STAGE_TITLES[name],
+                TITLES[name],
                 ProgressBar(total=view.total, completed=view.done, width=24)
                 if view.state == "running" and view.total
                 else Text(view.state, style="dim"),
@@ -169,7 +174,7 @@ class RunView:
         if event.kind in ("progress", "metrics"):
             self._print_sparingly(event)
             return
-        title = STAGE_TITLES.get(event.stage or "", event.stage or "")
+        title = TITLES.get(event.stage or "", event.stage or "")
         word = event.kind.removeprefix("stage_").replace("_", " ")
         text = event.message.removeprefix(f"{word}: ")
         message = f": {escape(text)}" if text else ""
@@ -186,7 +191,7 @@ class RunView:
         facts = "  ".join(f"{n} {v:.4g}" for n, v in live_values(view.values).items())
         share = f"{view.done}/{view.total} " if view.total else ""
         self.console.print(
-            f"{STAGE_TITLES[stage]} {share}{escape(view.message)}  {facts}".rstrip(),
+            f"{TITLES[stage]} {share}{escape(view.message)}  {facts}".rstrip(),
             soft_wrap=True,
         )
 

@@ -151,9 +151,17 @@ def _places(summary: dict[str, Any], run_dir: Path) -> list[tuple[str, str]]:
         found.append(
             ("bundle", f"{bundle} ({signed}, {str(dig(summary, 'bundle', 'sha256'))[:12]})")
         )
+    if promotion := table(summary, "promotion"):
+        found.append(("promotion", _promotion_line(promotion)))
     if run_id := dig(summary, "mlflow", "run_id"):
         found.append(("MLflow", f"run {run_id} in {dig(summary, 'mlflow', 'tracking_uri')}"))
     return found
+
+
+def _promotion_line(promotion: dict[str, Any]) -> str:
+    name = f"{promotion.get('model')} v{promotion.get('version') or '?'}"
+    aliases = "; MLflow's aliases wait" if promotion.get("aliases") == "pending" else ""
+    return f"{name} {promotion.get('outcome')}: {promotion.get('reason')}{aliases}"
 
 
 def _cost_line(cost: dict[str, Any]) -> str:
@@ -181,6 +189,7 @@ def next_steps(summary: dict[str, Any], run_dir: Path) -> str:
         lines += [
             f"  rl-pipeline serve {bundle}        chat with the agent on 127.0.0.1",
             f"  rl-pipeline verify {bundle}       check every byte and the signature",
+            *_promotion_steps(table(summary, "promotion")),
         ]
     else:
         lines.append("  rl-pipeline run …                 goes on where this run stopped")
@@ -189,6 +198,16 @@ def next_steps(summary: dict[str, Any], run_dir: Path) -> str:
         lines.append(f"  mlflow ui --backend-store-uri {uri} --host 127.0.0.1")
     lines.append(f"  rl-pipeline report {run_dir}       writes the report anew")
     return escape("\n".join(lines))
+
+
+def _promotion_steps(promotion: dict[str, Any]) -> list[str]:
+    """What a person can do with the release."""
+    name = f"{promotion.get('model')}:{promotion.get('version')}"
+    if promotion.get("outcome") == "waiting":
+        return [f"  rl-pipeline approve {name}       look at transcripts, then say yes or no"]
+    return (
+        ["  rl-pipeline history              who was made champion, and why"] if promotion else []
+    )
 
 
 def _grid(*headings: str) -> Table:
