@@ -26,6 +26,7 @@ from flows.promotion_transcripts import transcripts_of
 from flows.run import Run
 from flows.summary import SUMMARY_NAME
 from tasks.artifacts import write_json
+from tasks.events import Event
 from tasks.tracking.promotion_ledger import Entry, PromotionLedger, model_name, this_actor
 
 ARTIFACT_KEY = "approval-transcripts"
@@ -55,7 +56,9 @@ def settle_promotion(run: Run) -> None:
         _ask(said, context.config)
     champion = ledger.champion()
     if said["outcome"] == "promoted" and champion is not None:
-        deploy_if_asked(champion, context.config, context.runs_dir)
+        started = deploy_if_asked(champion, context.config, context.runs_dir)
+        if started is not None:
+            context.tell(Event("note", "promotion", started))
 
 
 def answered_approval(config: PipelineConfig) -> dict[str, Any] | None:
@@ -117,7 +120,9 @@ def _settle(
     for note in spread(written, ledger, config):
         logger.warning("%s", note)
     if written.action == "approve":
-        deploy_if_asked(written.release, config, runs_dir)
+        started = deploy_if_asked(written.release, config, runs_dir)
+        if started is not None:
+            logger.info("%s", started)
     return written
 
 

@@ -52,9 +52,9 @@ def announce(act: Act) -> None:
     for note in notes:
         out.print(f"[yellow]![/] {plain(note)}", soft_wrap=True)
     if entry.action in ("promote", "approve", "rollback"):
-        started = entry.action == "approve" and deploy_if_asked(release, config, runs_dir)
-        after = "the deployment was started" if started else "take it to the devices: deploy"
-        out.print(f"champion of {plain(release.model)}: v{release.version}; {after}")
+        said = deploy_if_asked(release, config, runs_dir) if entry.action == "approve" else None
+        after = said or "to the devices: rl-pipeline deploy"
+        out.print(f"champion of {plain(release.model)}: v{release.version}; {plain(after)}")
 
 
 def _resume(entry: Entry, ledger: PromotionLedger, runs_dir: Path) -> list[str]:

@@ -1,6 +1,5 @@
 """Who hears of a ledger entry: people by alert, MLflow by its aliases, devices by a deployment."""
 
-import importlib
 import os
 from pathlib import Path
 
@@ -75,10 +74,13 @@ def move_aliases(ledger: PromotionLedger, config: PipelineConfig, runs_dir: Path
     return None
 
 
-def deploy_if_asked(release: Release, config: PipelineConfig, runs_dir: Path) -> bool:
-    """Start the deployment of a new champion where `promotion.deploy` says so."""
+def deploy_if_asked(release: Release, config: PipelineConfig, runs_dir: Path) -> str | None:
+    """Start the deployment of a new champion where `promotion.deploy` says so.
+
+    Returns what was started or why it failed, in words; None where nothing was asked for.
+    """
     if not config.promotion.deploy:
-        return False
-    edge = importlib.import_module("flows.edge")  # the fleet's code, only where it is wanted
-    edge.deploy_champion(release, config, runs_dir)
-    return True
+        return None
+    from flows.edge import deploy_champion  # the fleet's code, only where it is wanted
+
+    return deploy_champion(release, config, runs_dir)
