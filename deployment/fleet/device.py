@@ -12,6 +12,7 @@ from deployment.fleet.cargo import Cargo
 from deployment.fleet.errors import (
     ConnectionLostError,
     DeployError,
+    DeviceBusyError,
     NoReleaseError,
     NotEnrolledError,
     TransferError,
@@ -138,7 +139,7 @@ class Visit:
                 f"{self.device.name}"
             )
         before = found["served"]["release"]
-        self._bring(cargo)
+        self.bring(cargo)
         done = self._activate(cargo.agent, cargo.release)
         self.say("asking the endpoint from here")
         golden = self._confirmed(cargo, done)
@@ -155,8 +156,12 @@ class Visit:
             golden=golden,
         )
 
-    def _bring(self, cargo: Cargo) -> None:
-        """Have the release lie there, verified, however often the connection breaks on the way."""
+    def bring(self, cargo: Cargo) -> None:
+        """Have the release lie there, verified, however often the connection breaks on the way.
+
+        Raises:
+            DeployError: it cannot be brought; what has arrived stays there.
+        """
         args = {"agent": cargo.agent, "sha256": cargo.archive_sha256, "release": cargo.release}
         for attempt in range(1, TRANSFER_ATTEMPTS + 1):
             try:
@@ -172,7 +177,9 @@ class Visit:
                 )
                 limits = {"unpacked": cargo.unpacked_bytes, "wait_s": WAIT_FOR_LOCK_S}
                 self._remote.call("place", **args, **limits)
-            except (ConnectionLostError, TransferError, UnreachableError) as error:
+            except (ConnectionLostError, TransferError, UnreachableError, DeviceBusyError) as error:
+                if attempt == 1 and isinstance(error, DeviceBusyError):
+                    raise  # not by us: an earlier call of ours needs a broken connection first
                 if attempt == TRANSFER_ATTEMPTS:
                     raise ConnectionLostError(
                         f"{error}; given up after {attempt} attempts. What has arrived is kept: "
@@ -224,7 +231,8 @@ class Visit:
             WrongReleaseError, UnhealthyReleaseError: it is not.
         """
         try:
-            return witness.confirm(self.shell, cargo.release, cargo.golden)
+            key = self._remote.client_key()
+            return witness.confirm(self.shell, cargo.release, cargo.golden, key)
         except DeployError as error:
             before = done.get("before")
             if isinstance(error, UnreachableError | ConnectionLostError) or not before:

@@ -28,6 +28,7 @@ FLEET, JETSON = "deployment.fleet.on_device", "deployment.jetson.on_device"
 MODULES = (
     (JETSON, "verify"),
     (JETSON, "l4t"),
+    (JETSON, "api_key"),
     (JETSON, "settings"),
     (JETSON, "runtime"),
     (JETSON, "preflight"),
@@ -112,6 +113,10 @@ class Remote:
         finally:
             timer.cancel()
             _end(process)
+
+    def client_key(self) -> str | None:
+        """The key the device's agent wants, None where it wants none. Not to be shown or kept."""
+        return self.call("client_key", limit_s=60).get("key")
 
     def send(self, path: Path, sha256: str, agent: str, unpacked: int, tell: Progress) -> int:
         """Bring a file to the device from where it stands there; returns the bytes sent.

@@ -82,7 +82,7 @@ class LoopbackDevice:
         (self.root / "etc").mkdir(parents=True)
         (self.root / "proc").mkdir()
         (self.root / "etc/nv_tegra_release").write_text(RELEASE)
-        (self.root / "proc/meminfo").write_text(f"MemAvailable: {AVAILABLE_KB} kB\n")
+        self.available()
         self.host_key = make_key(self.folder / "host_key")
         shutil.copy(f"{self.client_key}.pub", self.folder / "authorized_keys")
 
@@ -124,15 +124,17 @@ class LoopbackDevice:
                 time.sleep(0.05)
 
     def _sshd_config(self) -> str:
-        path = os.environ["PATH"]
-        if self.wrapper is not None:
-            tools = self.folder / "bin"
-            tools.mkdir(exist_ok=True)
-            python = shutil.which("python3")
-            script = tools / "python3"
-            script.write_text(f"#!{python} -SEB\nREAL = {python!r}\n{self.wrapper}")
-            script.chmod(0o755)
-            path = f"{tools}:{path}"
+        tools = self.folder / "bin"
+        tools.mkdir(exist_ok=True)
+        python, real = tools / "python3", sys._base_executable
+        python.unlink(missing_ok=True)
+        if self.wrapper is None:
+            python.symlink_to(real)
+        else:
+            python.write_text(f"#!{real} -SEB\nREAL = {real!r}\n{self.wrapper}")
+            python.chmod(0o755)
+        # set here, since a user's shell may set a PATH of its own first
+        run = f'PATH={tools}:/usr/bin:/bin:/usr/sbin:/sbin exec /bin/sh -c "$SSH_ORIGINAL_COMMAND"'
         lines = [
             f"Port {self.port}",
             "ListenAddress 127.0.0.1",
@@ -146,9 +148,13 @@ class LoopbackDevice:
             "PermitRootLogin prohibit-password",
             "MaxSessions 20",
             "MaxStartups 50",
-            f'SetEnv PATH="{path}"',
+            f"ForceCommand {run}",
         ]
         return "\n".join(lines) + "\n"
+
+    def available(self, kb: int = AVAILABLE_KB) -> None:
+        """Say how much memory is free there."""
+        (self.root / "proc/meminfo").write_text(f"MemAvailable: {kb} kB\n")
 
     def sessions(self) -> list[int]:
         """Process ids of its sshd's sessions."""
@@ -254,8 +260,8 @@ def _kill(pid: int) -> None:
         os.kill(pid, signal.SIGKILL)
 
 
-def device_calls(device: LoopbackDevice, op: str) -> list[int]:
-    """Processes of the device's side on this device (all of them wait on one operation)."""
+def device_calls(device: LoopbackDevice) -> list[int]:
+    """Processes of the device's side that run on this device now."""
     assert device.sshd is not None
     found = []
     for pid in descendants(device.sshd.pid):
@@ -263,6 +269,26 @@ def device_calls(device: LoopbackDevice, op: str) -> list[int]:
             command = Path(f"/proc/{pid}/cmdline").read_bytes()
         except OSError:
             continue
-        if b"request.pop" in command and b"python3" in command.split(b"\0")[0]:
+        if command.startswith(b"python3\0") and b"request.pop" in command:
             found.append(pid)
     return found
+
+
+LIAR = """
+import json, subprocess, sys
+head = sys.stdin.buffer.readline()
+request = json.loads(head)
+if request["op"] in ("activate", "settle"):
+    release = request["args"].get("release", "")
+    said = {"release": release, "before": None, "changed": True, "tokens_per_s": 99.0,
+            "golden": "all of them agree", "returned_to": None}
+    print(json.dumps({"result": said}))
+    sys.exit(0)
+done = subprocess.Popen(["python3", *sys.argv[1:]], executable=REAL, stdin=subprocess.PIPE)
+done.stdin.write(head)
+while chunk := sys.stdin.buffer.read(1 << 16):
+    done.stdin.write(chunk)
+done.stdin.close()
+sys.exit(done.wait())
+"""
+"""A device's python3 that claims to have activated whatever it was told, and has not."""

@@ -4,8 +4,8 @@ import json
 from pathlib import Path
 
 from deployment.fleet.on_device.places import Places
+from deployment.jetson.on_device.settings import FIELD_FOLDER
 
-FOLDER = "var/lib/rl-pipeline/field"
 MAX_LINE_BYTES = 256 << 10
 
 
@@ -15,7 +15,7 @@ def opted_in(places: Places, max_rows: int, max_bytes: int) -> "dict[str, object
     Returns `{"rows", "private", "unreadable", "left_out"}`: how many rows stayed because nobody
     allowed them, could not be read, or were over the bounds.
     """
-    folder = places.root / FOLDER
+    folder = places.root / FIELD_FOLDER
     rows, counts, size = [], {"private": 0, "unreadable": 0, "left_out": 0}, 0
     for line in _lines(folder):
         row = _row(line)

@@ -8,9 +8,10 @@ import contextlib
 import json
 import signal
 import sys
+from pathlib import Path
 from typing import BinaryIO
 
-from deployment.fleet.on_device import field_rows, keep_alive, receive, state
+from deployment.fleet.on_device import field_rows, keep_alive, probe, receive, state
 from deployment.fleet.on_device.activate import Demands, activate, settle
 from deployment.fleet.on_device.journal import locked
 from deployment.fleet.on_device.places import DeviceError, Places
@@ -55,6 +56,10 @@ class Call:
 
 def _facts(call: Call) -> dict:
     return state.facts(call.root, call.port)
+
+
+def _client_key(call: Call) -> dict:
+    return {"key": probe.client_key(Path(call.root))}
 
 
 def _pin(call: Call) -> dict:
@@ -122,6 +127,7 @@ def _collect(call: Call) -> dict:
 
 OPERATIONS = {
     "facts": _facts,
+    "client_key": _client_key,
     "pin": _pin,
     "arrived": _arrived,
     "append": _append,

@@ -10,20 +10,20 @@ from pathlib import Path
 
 from deployment.fleet.on_device.places import DeviceError, Places, release_hash
 from deployment.jetson.on_device import preflight as check
+from deployment.jetson.on_device.api_key import ApiKeyError, read_key
+from deployment.jetson.on_device.settings import KEY_FILE
 
 LOOPBACK = "127.0.0.1"
 SPEED_PROMPTS = 3
 _ASK_S = 10.0
 _ANSWER_S = 300.0
 _POLL_S = 0.1
-API_KEY = "etc/rl-pipeline/api_key"
 
 
 def _request(port: int, method: str, path: str, body: "bytes | None", root: Path, wait_s: float):
-    headers = {"Content-Type": "application/json"}
-    key = root / API_KEY
-    if key.is_file():
-        headers["Authorization"] = f"Bearer {key.read_text().strip()}"
+    headers = {"Content-Type": "application/json", "X-RL-Pipeline-Field-Log": "opt-out"}
+    if path != "/health" and (key := client_key(root)) is not None:
+        headers["Authorization"] = f"Bearer {key}"
     connection = http.client.HTTPConnection(LOOPBACK, port, timeout=wait_s)
     try:
         connection.request(method, path, body, headers)
@@ -31,6 +31,21 @@ def _request(port: int, method: str, path: str, body: "bytes | None", root: Path
         return response.status, response.read()
     finally:
         connection.close()
+
+
+def client_key(root: Path) -> "str | None":
+    """What the device's agent wants its clients to send, None where it wants nothing.
+
+    Raises:
+        DeviceError: there is a key file, and it cannot be used.
+    """
+    path = root / KEY_FILE
+    if not path.exists():
+        return None
+    try:
+        return read_key(path)
+    except ApiKeyError as error:
+        raise DeviceError("api_key", str(error)) from None
 
 
 def served(port: int, root: Path) -> dict:

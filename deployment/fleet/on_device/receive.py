@@ -10,10 +10,11 @@ import gzip
 import hashlib
 import os
 import shutil
+import signal
 import stat
 import tarfile
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
@@ -21,6 +22,7 @@ from deployment.fleet.on_device.places import DeviceError, Places, release_hash,
 from deployment.jetson.on_device.verify import SHA256, BundleError, safe_relative, verify_bundle
 
 MAX_MEMBERS = 10_000
+IDLE_S = 20
 _CHUNK = 1 << 20
 _SPARE_BYTES = 8 << 20
 """Left free beside what the release takes: journal, logs, links."""
@@ -89,7 +91,7 @@ def append(places: Places, sha256: str, offset: int, size: int, stream: BinaryIO
             file.truncate(offset)
             file.seek(offset)
             left = size - offset
-            while left > 0 and (chunk := stream.read(min(_CHUNK, left))):
+            for chunk in _as_it_comes(stream, left):
                 file.write(chunk)
                 left -= len(chunk)
             file.flush()
@@ -99,6 +101,27 @@ def append(places: Places, sha256: str, offset: int, size: int, stream: BinaryIO
             raise full_disk(path.parent, "the archive could not be taken", error) from None
         raise
     return {"have": size - left}
+
+
+def _as_it_comes(stream: BinaryIO, left: int) -> Iterator[bytes]:
+    """Up to `left` bytes; a connection that died without a word is given up after `IDLE_S`."""
+
+    def give_up(*_: object) -> None:
+        raise DeviceError("transfer", f"nothing arrived for {IDLE_S} s")
+
+    before = signal.signal(signal.SIGALRM, give_up)
+    try:
+        while left > 0:
+            signal.alarm(IDLE_S)
+            chunk = stream.read1(min(_CHUNK, left))
+            signal.alarm(0)
+            if not chunk:
+                return
+            left -= len(chunk)
+            yield chunk
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def _sha256(path: Path) -> str:
