@@ -9,6 +9,7 @@ from typing import Any
 
 from flows.report_charts import COLOURS, Bar, Part, interval_bars, stacked_bar
 from flows.report_data import RunFiles, dig, quantised, rows, strings, table
+from flows.report_gates import docs_link, reward_gate
 from flows.report_text import (
     UNKNOWN,
     clipped,
@@ -284,6 +285,8 @@ def data_section(files: RunFiles) -> dict[str, Any]:
         "reasons": strings(gate, "reasons"),
         **_gate_table(rows(gate, "verdicts")),
         "quarantine": _quarantine(files.lines("data", "quarantine.jsonl")),
+        "docs": docs_link(files),
+        "rewards": reward_gate(files),
     }
 
 
