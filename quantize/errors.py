@@ -49,6 +49,10 @@ class RepairError(QuantizeError, ValueError):
     """A mix of types that cannot be made."""
 
 
+class FrontierError(QuantizeError, ValueError):
+    """A wish that no file fulfils, or that cannot be understood."""
+
+
 class ParityError(QuantizeError, ValueError):
     """Logits that cannot be compared."""
 

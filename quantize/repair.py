@@ -145,6 +145,20 @@ def affordable(
     return kept
 
 
+def runs_within(
+    groups: Sequence[Group], size_bytes: int, targets: Sequence[int]
+) -> list[dict[str, str]]:
+    """For each target size the mix of the longest run of raises that fits it; each mix once."""
+    found: list[dict[str, str]] = []
+    order = raise_order(groups)
+    for target in targets:
+        everything = Limits(target + 1, sum(len(g.tensors) for g in groups), lambda: False)
+        mix = mix_of(groups, affordable(groups, order, size_bytes, everything))
+        if mix and mix not in found:
+            found.append(mix)
+    return found
+
+
 def search(
     groups: Sequence[Group], size_bytes: int, ceiling_name: str, judge: Judge, limits: Limits
 ) -> Repair:

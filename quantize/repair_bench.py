@@ -39,7 +39,9 @@ class Subject:
     quant_type: QuantType
     threads: int = 1
 
-    def quantise_with(self, mix: Mapping[str, str], out: Path) -> QuantReport:
+    def quantise_with(
+        self, mix: Mapping[str, str], out: Path, name: str | None = None
+    ) -> QuantReport:
         """The recipe with the tensors of `mix` raised, by llama.cpp itself.
 
         Every quantised tensor is named: the recipe counts the tensors it decides on, so naming only
@@ -54,7 +56,7 @@ class Subject:
             self.imatrix,
             sorted(overrides),
             threads=self.threads,
-            name=mix_name(self.quant_type, mix),
+            name=name or mix_name(self.quant_type, mix),
         )
 
 
