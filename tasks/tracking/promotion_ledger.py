@@ -118,7 +118,7 @@ class PromotionLedger:
             line = len(entries) + 1
             raise LedgerTornError(
                 f"{self.path}, line {line} is half-written (a crash while it was appended); the "
-                "next run, promote or rollback puts it aside",
+                "next run puts it aside, or rl-pipeline history --repair",
                 str(self.path),
                 line,
             )
