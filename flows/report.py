@@ -14,6 +14,7 @@ from markupsafe import Markup
 from flows.report_cost import cost_section
 from flows.report_curves import rl_section, sft_section
 from flows.report_data import RunFiles
+from flows.report_edge import edge_section
 from flows.report_lineage import lineage_section
 from flows.report_sections import data_section, headline, heldout_section, quant_section
 from flows.report_side_by_side import side_by_side_section
@@ -28,6 +29,7 @@ SECTIONS = (
     ("sft", "SFT"),
     ("quant", "Quantisation"),
     ("side", "Side by side"),
+    ("edge", "Device"),
     ("transcripts", "Transcripts"),
     ("cost", "Cost"),
     ("data", "Data"),
@@ -70,6 +72,7 @@ def render(files: RunFiles) -> str:
         "sft": sft_section(files),
         "quant": quant_section(files),
         "side": side_by_side_section(files),
+        "edge": edge_section(files),
         "transcripts": transcripts(files),
         "cost": cost_section(files),
         "data": data_section(files),

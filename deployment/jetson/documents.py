@@ -88,6 +88,27 @@ def _raised(facts: Mapping[str, Any]) -> str:
     return f": {repaired['of']} with {named}"
 
 
+def _device_rows(models: Mapping[str, Mapping[str, Any]]) -> str:
+    """Size, memory and speed of every model file; power modes of equal speed share a phrase."""
+    rows = []
+    for quant in sorted(models):
+        entry = models[quant]
+        spans: dict[str, list[str]] = {}
+        for mode, speed in entry["predicted"]["tokens_per_s"].items():
+            low, high = speed["expected"]
+            spans.setdefault(f"{low:.0f} to {high:.0f}", []).append(mode)
+        predicted = entry["predicted"]["file_bytes"]
+        cells = [
+            quant,
+            str(entry["size"]),
+            "unknown" if predicted is None else str(predicted),
+            str(entry["memory"]["total_bytes"] >> 20),
+            "; ".join(f"{span} ({', '.join(modes)})" for span, modes in spans.items()),
+        ]
+        rows.append("| " + " | ".join(cells) + " |")
+    return "\n".join(rows)
+
+
 def _heldout(evaluation: Mapping[str, Any]) -> str:
     """Accuracy before and after RL, as the evaluation stage wrote it."""
     lines = []
@@ -128,6 +149,11 @@ def model_card(manifest: Mapping[str, Any], facts: BundleFacts) -> str:
         "namespace": NAMESPACE,
         "max_turns": serving["max_turns"],
         "max_new_tokens": serving["max_new_tokens"],
+        "device": default["predicted"]["device"],
+        "device_rows": _device_rows(manifest["models"]),
+        "source_file": manifest["llama_cpp_source"]["file"],
+        "source_sha256": manifest["llama_cpp_source"]["sha256"],
+        "source_place": manifest["llama_cpp_source"]["place"],
         "memory_mib": default["memory"]["total_bytes"] >> 20,
     }
     return Template(template("model_card.md").read_text(encoding="utf-8")).substitute(values)

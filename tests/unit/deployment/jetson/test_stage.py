@@ -84,6 +84,19 @@ def test_the_command_in_the_model_card_accepts_the_bundle(package):
     assert done.stdout.startswith('Good "rl-pipeline-bundle" signature for rl-pipeline')
 
 
+def test_size_memory_and_speed_are_predicted_and_measured(package):
+    """Signed: what is the same on every machine. Beside the bundle: what this machine did."""
+    entry = package.manifest["models"]["Q8_0"]
+    assert entry["predicted"]["file_bytes"] == pytest.approx(entry["size"], rel=0.02)
+    for name, size in entry["reported"].items():
+        assert entry["memory"][name] == pytest.approx(size, rel=0.05, abs=5300), name
+    beside = json.loads((package.bundle.parent / "measured.json").read_bytes())
+    assert beside == package.record.meta["measured"]
+    assert beside["Q8_0"]["buffers"] == entry["reported"]
+    assert beside["Q8_0"]["decode_tokens_per_s"] > 0
+    assert "measured.json" not in package.manifest["files"]
+
+
 def test_model_card_and_notice(package):
     card = (package.bundle / "model_card.md").read_text()
     assert "| Q8_0 | yes |" in card
@@ -93,6 +106,11 @@ def test_model_card_and_notice(package):
     )
     assert "- Difference: +0.500, 95 % interval 0.450 to 0.550" in card
     assert "$" not in card + (package.bundle / "NOTICE").read_text()
+    size = (package.bundle / "models/Q8_0.gguf").stat().st_size
+    planned = package.manifest["models"]["Q8_0"]
+    memory = planned["memory"]["total_bytes"] >> 20
+    assert f"| Q8_0 | {size} | {planned['predicted']['file_bytes']} | {memory} | " in card
+    assert package.manifest["llama_cpp_source"]["sha256"] in card
     assert "Apache License" in (package.bundle / "LICENSE").read_text()
 
 
