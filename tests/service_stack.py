@@ -38,13 +38,16 @@ class Stack:
     prefect_port: int = field(default_factory=free_port)
     mlflow_port: int = field(default_factory=free_port)
     environment: dict[str, str] = field(default_factory=dict)
+    exported: bool = True
+    """Whether the runs folder is exported; not needed where it is the checkout's own `runs`."""
 
     def env(self) -> dict[str, str]:
         """A user's environment: no address of any server in it."""
         outside = ("PREFECT_", "MLFLOW_", "RL_PIPELINE_")
         plain = {k: v for k, v in os.environ.items() if not k.startswith(outside)}
         own = {"HOME": str(self.home), "PYTHONPATH": str(self.root), "OMP_NUM_THREADS": "1"}
-        return {**plain, **own, "RL_PIPELINE_RUNS": str(self.runs), **self.environment}
+        runs = {"RL_PIPELINE_RUNS": str(self.runs)} if self.exported else {}
+        return {**plain, **own, **runs, **self.environment}
 
     def run(self, *command: str) -> subprocess.CompletedProcess[str]:
         """A command typed in the checkout."""
