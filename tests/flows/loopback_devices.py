@@ -15,6 +15,7 @@ from pathlib import Path
 
 from configs.schema.devices import Device
 from deployment.fleet.on_device.keep_alive import started_ticks
+from deployment.jetson.on_device.settings import FIELD_FOLDER
 from deployment.jetson.signing import sign
 from tasks.artifacts import hash_file
 
@@ -272,6 +273,15 @@ def device_calls(device: LoopbackDevice) -> list[int]:
         if command.startswith(b"python3\0") and b"request.pop" in command:
             found.append(pid)
     return found
+
+
+def write_field_log(root: Path, rows: list[dict], tail: bytes = b"") -> Path:
+    """Rows in a device's field log, as its agent keeps them; `tail` is a torn last line."""
+    folder = root / FIELD_FOLDER
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    lines = b"".join(json.dumps(row).encode() + b"\n" for row in rows)
+    (folder / "agent-000001.jsonl").write_bytes(lines + tail)
+    return folder
 
 
 LIAR = """
