@@ -76,6 +76,8 @@ def harmless(text: str) -> str:
 
 
 def _place(stage: str | None) -> str:
-    """`stage 3/6 rl`."""
+    """`stage 3/6 rl`; what runs beside the stages, by its name."""
     names = list(STAGES)
-    return f"stage {names.index(stage) + 1}/{len(names)} {stage}" if stage in names else ""
+    if stage in names:
+        return f"stage {names.index(stage) + 1}/{len(names)} {stage}"
+    return stage or ""

@@ -1,11 +1,22 @@
 """Resumes a suspended flow run with a person's answer."""
 
+import contextlib
 import os
+import time
 from pathlib import Path
 from uuid import UUID
 
+import psutil
+
 from deployment.service_files import services_environment
 from tasks.tracking.promotion_ledger import Entry
+
+GONE_WITHIN_S = 60.0
+FLOW_RUN_VARIABLE = "PREFECT__FLOW_RUN_ID"
+"""Environment variable by which a worker tells a process which flow run it is."""
+_POLL_S = 0.5
+_NOTICED_S = 2.0
+"""Until the worker has noticed that the process ended."""
 
 
 def resume_waiting(flow_run_id: str, entry: Entry, runs_dir: Path) -> str | None:
@@ -21,6 +32,7 @@ def resume_waiting(flow_run_id: str, entry: Entry, runs_dir: Path) -> str | None
     from prefect.exceptions import FlowPauseTimeout, NotPausedError, PrefectException
     from prefect.flow_runs import resume_flow_run
 
+    _await_exit(flow_run_id)
     answer = {"approve": entry.action == "approve", "reason": entry.reason}
     try:
         resume_flow_run(UUID(flow_run_id), run_input=answer)
@@ -29,6 +41,30 @@ def resume_waiting(flow_run_id: str, entry: Entry, runs_dir: Path) -> str | None
     except (httpx.HTTPError, OSError) as error:
         return _problem(flow_run_id, f"{url}: {error}")
     return None
+
+
+def _await_exit(flow_run_id: str) -> None:
+    """Return when the process that suspended is gone from this machine.
+
+    A worker that is handed the same flow run again while it still holds the old process ends
+    itself (Prefect 3.7.7).
+    """
+    deadline_s = time.monotonic() + GONE_WITHIN_S
+    waited = False
+    while _lives(flow_run_id) and time.monotonic() < deadline_s:
+        waited = True
+        time.sleep(_POLL_S)
+    if waited:
+        time.sleep(_NOTICED_S)
+
+
+def _lives(flow_run_id: str) -> bool:
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied, OSError):
+            told = process.environ().get(FLOW_RUN_VARIABLE)
+            if told == flow_run_id and process.pid != os.getpid():
+                return True
+    return False
 
 
 def _problem(flow_run_id: str, why: str) -> str:

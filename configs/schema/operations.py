@@ -36,13 +36,15 @@ class PromotionConfig(Config):
     """When a candidate becomes the champion."""
 
     margin: float = Field(0.0, ge=0, le=1)
-    """The candidate's shipped file may be this much under the champion's on held-out problems:
-    lower end of the paired 95 % interval of accuracy, candidate minus champion, above −margin."""
+    """The candidate's shipped file may be this much under the champion's on held-out problems: the
+    lower end of the paired 95 % interval of accuracy, candidate minus champion, is at least
+    −margin."""
     problems: int = Field(2000, ge=1)
     """Held-out problems both are scored on."""
     approval: bool = False
     """True waits for a person: `rl-pipeline approve`."""
     approval_timeout_s: float = Field(24 * 3600.0, gt=0)
+    """After this an unanswered release stays a candidate."""
     deploy: bool = False
     """True starts the deployment flow after a promotion."""
 

@@ -4,6 +4,7 @@ A real server and a real worker over the tiny stages.
 """
 
 import json
+import re
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -50,6 +51,17 @@ def start(world, deployment, steps, **overrides):
     return run.id
 
 
+def gone(world, flow_run_id):
+    """Return when the worker has seen the suspended process end, as a person's reading takes."""
+    name = world.read(flow_run_id).name
+    log = world.folder / "worker.log"
+    wait_for(
+        lambda: re.search(rf"Process for flow run '{name}' exited", log.read_text()),
+        60,
+        "the suspended process ends",
+    )
+
+
 def summary_of(world, entry):
     path = world.runs / entry.release.run_id / "summary.json"
     return json.loads(Path(path).read_bytes())
@@ -86,6 +98,7 @@ def test_a_suspended_run_is_approved_rejected_answered_in_the_page_or_expires(wo
 
     # 2. approved in Prefect's page
     second = start(world, deployment, 6)
+    gone(world, second)
     with world.client() as client:
         client.resume_flow_run(second, run_input={"approve": True, "reason": "nice [b]"})
     assert world.ended(second).state.name == "Completed"
@@ -96,6 +109,7 @@ def test_a_suspended_run_is_approved_rejected_answered_in_the_page_or_expires(wo
 
     # 3. resumed without a word is no approval
     third = start(world, deployment, 7)
+    gone(world, third)
     with world.client() as client:
         client.resume_flow_run(third, run_input={})
     assert world.ended(third).state.name == "Completed"
