@@ -12,6 +12,7 @@ from quantize.repair import (
     mix_of,
     neighbours,
     raise_order,
+    runs_within,
     search,
 )
 
@@ -205,3 +206,13 @@ def test_fewer_groups_than_kinds_is_an_error():
 
 def test_no_tensors_no_groups():
     assert neighbours([], 5) == []
+
+
+def test_runs_that_fit_target_sizes_each_mix_once():
+    """From 200 bytes: a→q4 makes 300, b→q8 400, a→q8 500."""
+    assert runs_within([A, B], 200, [250, 300, 399, 400, 9999]) == [
+        {"a": "q4"},
+        {"a": "q4", "b": "q8"},
+        {"a": "q8", "b": "q8"},
+    ]
+    assert runs_within([A, B], 200, []) == runs_within([], 200, [500]) == []
