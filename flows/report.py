@@ -16,6 +16,7 @@ from flows.report_curves import rl_section, sft_section
 from flows.report_data import RunFiles
 from flows.report_edge import edge_section
 from flows.report_lineage import lineage_section
+from flows.report_matrices import matrices_section
 from flows.report_sections import data_section, headline, heldout_section, quant_section
 from flows.report_side_by_side import side_by_side_section
 from flows.report_text import visible
@@ -71,6 +72,7 @@ def render(files: RunFiles) -> str:
         "rl": rl_section(files),
         "sft": sft_section(files),
         "quant": quant_section(files),
+        "matrices": matrices_section(files),
         "side": side_by_side_section(files),
         "edge": edge_section(files),
         "transcripts": transcripts(files),

@@ -20,7 +20,7 @@ from quantize.parity import Parity, f16_problem
 from quantize.quantise import QuantReport, quantise
 from quantize.repair_bench import Subject
 from quantize.repair_run import Repaired, next_larger, repair
-from quantize.rollouts import IMATRIX, PARITY, read_rollouts, take
+from quantize.rollouts import IMATRIX, PARITY, RolloutTokens, read_rollouts, take
 from quantize.side_by_side import Play, chosen_problems, measure
 from tasks.artifacts.atomic import write_json
 from tasks.artifacts.content_hash import hash_file, hash_json
@@ -75,18 +75,7 @@ def run(
     yardstick = Yardstick(conversion.path, parity_set, answer_greedily, f16_answers, threads)
     judged = _judge_all(config, reports, yardstick, steps)
     repairs = _repair_rejected(config, judged, yardstick, imatrix, steps)
-    matrices = None
-    if config.imatrix_compare:
-        steps.next("compare with a matrix of generic text, and with none")
-        matrices = compare_matrices(
-            policy_dir,
-            conversion.path,
-            {quant_type: quant.path for quant_type, quant in reports.items()},
-            sum(len(r.token_ids) for r in imatrix_set),
-            parity_set,
-            context_length=context_length,
-            threads=threads,
-        )
+    matrices = _matrices(config, policy_dir, reports, imatrix_set, yardstick, steps)
     made = [*judged.values(), *(r.judged for r in repairs if r.judged is not None)]
     answers = {F16: f16_answers, **{one.name: one.answers for one in made}}
     steps.next("answer held-out problems with the snapshot")
@@ -111,12 +100,9 @@ def run(
     }
     write_json(out_dir / "parity.json", summary)
     if play is not None and config.side_by_side_problems:
-        steps.next("put answers side by side")
         files = {one.name: one.report.path for one in made}
-        figures = _side_by_side(config, policy_dir, files, answers, play, threads)
-        write_json(
-            out_dir / "side_by_side.json", {"attribution": summary["attribution"], **figures}
-        )
+        figures = _side_by_side(config, policy_dir, files, answers, play, steps, threads)
+        write_json(out_dir / "side_by_side.json", {**figures, **attributed(answers, snapshot)})
     steps.finish()
     return _record(out_dir, variants)
 
@@ -146,15 +132,42 @@ class _Steps:
         self._report.progress(self._total, self._total, "done")
 
 
+def _matrices(
+    config: QuantizeConfig,
+    policy_dir: Path,
+    reports: Mapping[QuantType, QuantReport],
+    imatrix_set: Sequence[RolloutTokens],
+    yardstick: Yardstick,
+    steps: _Steps,
+) -> dict[str, Any] | None:
+    """The own matrix against others, where the config asks for it."""
+    if not config.imatrix_compare:
+        return None
+    steps.more(1)
+    steps.next("compare with a matrix of generic text, and with none")
+    return compare_matrices(
+        policy_dir,
+        yardstick.f16,
+        {quant_type: quant.path for quant_type, quant in reports.items()},
+        sum(len(r.token_ids) for r in imatrix_set),
+        yardstick.rollouts,
+        context_length=int(read_shape(policy_dir).kv["context_length"]),
+        threads=yardstick.threads,
+    )
+
+
 def _side_by_side(
     config: QuantizeConfig,
     policy_dir: Path,
     files: Mapping[str, Path],
     answers: Mapping[str, np.ndarray],
     play: Play,
+    steps: _Steps,
     threads: int,
 ) -> dict[str, Any]:
     """An even spread of problems, and some whose answers flipped, with everything that was said."""
+    steps.more(1)
+    steps.next("put answers side by side")
     tokenizer = load_tokenizer(policy_dir)
     spread = min(config.side_by_side_problems, len(answers[F16]))
     return measure(
