@@ -14,6 +14,7 @@ from pathlib import Path
 from configs.schema.operations import RetentionConfig
 from flows.lineage_graph import Lineage
 from flows.lineage_sources import gather, read_json
+from flows.nightly_log import night_logs
 from flows.run_lock import RunLock
 from tasks.artifacts.store import CONTROL, finished_outputs
 from tasks.tracking.promotion_ledger import ledgers
@@ -83,6 +84,11 @@ def _roots(graph: Lineage, runs_dir: Path, runs: Iterable[Path]) -> dict[str, li
             if release is not None:
                 shas = [release.bundle_sha256, *(r.sha256 for r in release.records.values())]
                 roots[f"{alias} of {ledger.model}"] = [s for s in shas if s in graph]
+    for log in night_logs(runs_dir):
+        last = log.last_trained()
+        data = last.record("data") if last is not None else None
+        if data is not None and data.sha256 in graph:  # the next night compares its rows with these
+            roots[f"last night of {log.path.stem}"] = [data.sha256]
     for node in graph.nodes():
         if node.kind == "device":
             roots[f"device {node.title}"] = [node.key]

@@ -22,6 +22,8 @@ BEHAVIOUR = "TINY_STAGES_BEHAVIOUR"
 """Environment variable: JSON `{stage: what to do}`; see `misbehave`."""
 BEHAVIOUR_FILE = "tiny_behaviour.json"
 """The same in a file of the working directory, for stages under a worker that runs already."""
+GO_FILE = "tiny_go"
+"""A stage that was told to wait goes on once this file is in the working directory."""
 
 
 def specs() -> dict[str, StageSpec]:
@@ -50,7 +52,7 @@ def _tiny(real: dict[str, StageSpec]) -> dict[str, StageSpec]:
 
 
 def misbehave(stage: str, out_dir: Path) -> None:
-    """Do what the test asked for: raise, die, hang, or leave a grandchild in its own session."""
+    """Do what the test asked for: raise, die, wait, or hang with a child in a session of its own."""
     told = os.environ.get(BEHAVIOUR, "{}")
     if Path(BEHAVIOUR_FILE).exists():
         told = Path(BEHAVIOUR_FILE).read_text()
@@ -60,6 +62,9 @@ def misbehave(stage: str, out_dir: Path) -> None:
     if todo == "die-once" and not (out_dir / "died").exists():
         (out_dir / "died").write_text("yes")
         os.kill(os.getpid(), 9)
+    if todo == "wait":
+        while not Path(GO_FILE).exists():
+            time.sleep(0.1)
     if todo == "hang":
         sleeper = [sys.executable, "-c", "import time; time.sleep(600)"]
         child = subprocess.Popen(sleeper, start_new_session=True)

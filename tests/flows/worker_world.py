@@ -18,7 +18,6 @@ from typing import Any
 from uuid import UUID
 
 import psutil
-from living import pid_lives
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.actions import WorkPoolCreate
 from prefect.client.schemas.objects import FlowRun
@@ -26,7 +25,10 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect.workers.process import ProcessWorker
 
 from flows.services_specs import POOL, Ports, ServiceSpec, healthy, service_specs
+from tasks.artifacts import write_json
 from tasks.supervise import reaped_command
+from tests.flows.living import pid_lives
+from tests.flows.tiny_stages import BEHAVIOUR_FILE
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -58,6 +60,7 @@ class World:
     extra: dict[str, str] = field(default_factory=dict)
     ports: Ports = field(default_factory=lambda: Ports(free_port(), free_port()))
     processes: dict[str, "subprocess.Popen[bytes]"] = field(default_factory=dict)
+    deployment_id: UUID | None = None
 
     @property
     def runs(self) -> Path:
@@ -102,9 +105,11 @@ class World:
             wait_for(lambda: healthy(name, spec.url, self.runs), 120, f"{name} answers ({log})")
 
     def kill(self, name: str) -> None:
-        """`kill -9` the service itself and what it started in its own group, as a crash does."""
+        """`kill -9` a service with all its processes."""
         process = self.processes.pop(name)
-        os.kill(process.pid, signal.SIGKILL)
+        for pid in tree_of(process.pid):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         process.wait()
 
     def stop(self) -> None:
@@ -171,14 +176,20 @@ class World:
 
     def hanging(self, stage: str, timeout_s: float = 120) -> dict[str, int]:
         """Pids of a stage that was told to hang, once it does."""
-        found = wait_for(
-            lambda: list(self.runs.glob(f"store/{stage}/*/hanging.json")),
-            timeout_s,
-            f"stage {stage} hangs ({(self.folder / 'worker.log').read_text()[-3000:]})",
-        )
-        time.sleep(0.2)
-        pids: dict[str, int] = json.loads(found[0].read_bytes())
-        return pids
+
+        def living() -> dict[str, int] | None:
+            for path in self.runs.glob(f"store/{stage}/*/hanging.json"):
+                pids: dict[str, int] = json.loads(path.read_bytes())
+                if pid_lives(pids["pid"]):
+                    return pids
+            return None
+
+        found: dict[str, int] = wait_for(living, timeout_s, f"stage {stage} hangs")
+        return found
+
+    def behave(self, **what: str) -> None:
+        """Tell tiny stages that start from now on to misbehave."""
+        write_json(self.folder / BEHAVIOUR_FILE, what)
 
 
 def tree_of(pid: int) -> list[int]:

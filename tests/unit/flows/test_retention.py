@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 from configs.schema.operations import RetentionConfig
 from flows.cli import app
 from flows.lineage_sources import gather
+from flows.nightly_log import NightLine, NightLog
 from flows.retention import DOOMED, collect_garbage, newest_first, plan_retention
 from flows.run_lock import RunLock, RunLockedError
 from tasks.artifacts import ArtifactRecord, write_json
@@ -129,3 +130,15 @@ def test_the_command_is_dry_unless_told(runs):
     # the first run stays: its bundle is the champion's
     assert [p.name[:8] for p in newest_first(runs)] == ["20260103", "20260101"]
     assert len(gather(runs)) > 0
+
+
+def test_the_dataset_of_the_last_night_that_trained_outlives_its_run(runs):
+    for day in range(2, 5):
+        add_run(runs, f"2026010{day}-000000-x-000{day}", str(day))
+    data = ArtifactRecord(kind="dataset", uri=f"runs/store/data/{'3' * 16}", sha256="3" * 64)
+    line = NightLine("trained", "2026-01-03", "UTC", True, data=data.model_dump(mode="json"))
+    NightLog(runs, "calc").append(line)
+    plan = plan_retention(runs, RetentionConfig(keep_runs=1))
+    assert plan.kept["last night of calc"] == ["3" * 64]
+    gone = {p.name for p in map(type(runs), paths(plan))}
+    assert "2" * 16 in gone and "3" * 16 not in gone
