@@ -247,31 +247,3 @@ def test_runtime_that_is_missing_is_found_before_the_switch(device, releases, de
     result, said = deploy_to(device, releases.two, releases.pin, python=str(bare))
     assert result.error == "PreflightFailedError", result
     assert "llama-cpp-python" in result.reason and "switching" not in said
-
-
-def test_deploys_does_nothing_twice_and_goes_back(device, releases, deploy_to, known_hosts):
-    device.available()
-    one, two = releases.sha(releases.one), releases.sha(releases.two)
-    assert device.ask("34*7-52=?") == "186"
-    result, said = deploy_to(device, releases.two, releases.pin)
-    assert (result.outcome, result.serving, result.previous) == ("deployed", two, one), result
-    assert "golden prompts beside the running release" in said
-    assert result.tokens_per_s > 1 and result.golden.startswith("2 golden prompts")
-    assert (device.current(), device.serves()) == (two[:12], two)
-    assert os.path.basename(os.readlink(device.app / "previous")) == one[:12]
-    assert list((device.app / "incoming").iterdir()) == []
-
-    inode = (device.app / "current/manifest.json").stat().st_ino
-    supervisor = (device.app / "run/supervisor.json").read_bytes()
-    again, said = deploy_to(device, releases.two, releases.pin)
-    assert (again.outcome, again.sent_bytes) == ("unchanged", 0)
-    assert (device.app / "current/manifest.json").stat().st_ino == inode
-    assert (device.app / "run/supervisor.json").read_bytes() == supervisor
-    assert "switching" not in said
-
-    with Shell(device.config(), known_hosts) as shell:
-        back = Visit(shell, CONFIG).rollback("agent")
-    assert (back.outcome, back.release, back.previous) == ("deployed", one, two), back
-    assert device.serves() == one
-    assert os.path.basename(os.readlink(device.app / "previous")) == two[:12]
-    assert _releases(device) == sorted([one[:12], two[:12]])
