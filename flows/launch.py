@@ -17,6 +17,8 @@ from deployment.service_files import services_environment
 from flows.prefect_server import TemporaryServer, prefect_environment
 from flows.run_id import new_run_id
 from flows.run_lock import RunLock, RunLockedError
+from flows.services_databases import DatabaseUnusableError
+from flows.services_store import prepare_databases
 from tasks.artifacts import write_json
 from tasks.events import Event, Listener, ignore
 from tasks.supervise import QUIET_ENVIRONMENT
@@ -55,6 +57,7 @@ def run_pipeline(
             ended = f"ended {lock.leftovers_ended} processes that a killed run had left"
             listener(Event("warning", message=ended))
         config_path = write_json(run_dir / "config.json", config.model_dump(mode="json"))
+        _check_databases(runs_dir, listener)
         stack.enter_context(_prefect(runs_dir / "prefect", run_id))
         try:
             parameters = {
@@ -69,6 +72,23 @@ def run_pipeline(
                 raise RunInterruptedError(f"run {run_id} was stopped; {AGAIN}") from error
             raise
     return run_dir / "summary.json"
+
+
+def _check_databases(runs_dir: Path, listener: Listener) -> None:
+    """Before a server of our own migrates one: newer ones are refused, older ones backed up.
+
+    Where services run, `up` has looked. A database that is locked now cannot be looked at, and the
+    run goes on without it as ever.
+
+    Raises:
+        DatabaseNewerError, BackupError, MlflowMigrationError: nothing was migrated.
+    """
+    if "PREFECT_API_URL" in os.environ or services_environment(runs_dir):
+        return
+    try:
+        prepare_databases(runs_dir, lambda _, what: listener(Event("warning", message=what)))
+    except DatabaseUnusableError as error:
+        listener(Event("warning", message=str(error)))
 
 
 def _is_interrupt(error: BaseException) -> bool:

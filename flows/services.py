@@ -7,7 +7,6 @@ after a crash it clears what is left and starts again. `down` ends every process
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,8 +17,6 @@ from deployment.service_files import (
     running,
     services_environment,
 )
-from flows.services_backup import backup_databases
-from flows.services_databases import check_databases, databases
 from flows.services_process import (
     log_path,
     refuse_taken_port,
@@ -29,7 +26,7 @@ from flows.services_process import (
     tree_facts,
 )
 from flows.services_specs import Ports, ServiceSpec, healthy, service_specs
-from flows.services_store import absolute_addresses, make_movable, migrate_mlflow
+from flows.services_store import Tell, prepare_databases, release_artifacts
 from tasks.supervise import log_tail
 
 __all__ = ["ServiceStatus", "down", "services_environment", "statuses", "up"]
@@ -39,8 +36,6 @@ START_TIMEOUT_S = 180.0
 DEPLOY_TIMEOUT_S = 300.0
 _HEALTH_PATIENCE_S = 10.0
 _POLL_S = 0.5
-Tell = Callable[[str, str], None]
-"""Told `(service, what happens)`."""
 
 
 class ServiceStartError(RuntimeError):
@@ -79,9 +74,11 @@ def up(runs_dir: Path, ports: Ports, root: Path, tell: Tell) -> dict[str, str]:
         starting = [spec for spec in specs.values() if not _keeps_running(spec, runs_dir, tell)]
         for spec in starting:  # before anything is touched
             refuse_taken_port(spec)
-        if any(spec.port is not None for spec in starting):
-            _prepare_databases(runs_dir, starting, tell)
         servers = [spec for spec in starting if spec.port is not None]
+        if servers:
+            prepare_databases(runs_dir, tell)
+            if any(spec.name == "mlflow" for spec in servers):
+                release_artifacts(runs_dir, tell)
         states = [(spec, _start(spec, runs_dir, root, tell)) for spec in servers]
         for spec, state in states:
             _wait(spec, state, runs_dir, tell)
@@ -126,33 +123,6 @@ def _keeps_running(spec: ServiceSpec, runs_dir: Path, tell: Tell) -> bool:
         return False
     tell(spec.name, f"runs already, {spec.url} (process {state.pid})")
     return True
-
-
-def _prepare_databases(runs_dir: Path, starting: list[ServiceSpec], tell: Tell) -> None:
-    """Refuse a database of a newer version; back up, then migrate MLflow's where it is older.
-
-    Prefect's server migrates its own at its start.
-    """
-    conditions = check_databases(runs_dir)
-    mlflow = databases(runs_dir)[1]
-    starts = any(spec.name == "mlflow" for spec in starting)
-    reasons = [f"migrating {name}" for name, found in conditions.items() if found == "older"]
-    if reasons:
-        _back_up(runs_dir, " and ".join(reasons), tell)
-    if not starts or conditions["mlflow"] == "new":
-        return
-    if conditions["mlflow"] == "older":
-        migrate_mlflow(mlflow)
-    addresses = absolute_addresses(mlflow, runs_dir)
-    if addresses:
-        _back_up(runs_dir, "making artefact addresses movable", tell)
-        make_movable(mlflow, addresses)
-        tell("mlflow", f"{len(addresses)} artefact addresses no longer name this folder")
-
-
-def _back_up(runs_dir: Path, what: str, tell: Tell) -> None:
-    folder = backup_databases(runs_dir, reason=f"before {what}")
-    tell("databases", f"backed up to {folder} before {what}")
 
 
 def _start(spec: ServiceSpec, runs_dir: Path, root: Path, tell: Tell) -> ServiceState:

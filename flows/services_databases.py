@@ -203,8 +203,8 @@ def connect(of: Database) -> "Engine":
     """An engine for a plain look, with short patience."""
     from sqlalchemy import create_engine
 
-    key = "connect_timeout" if of.postgresql is not None else "timeout"
-    return create_engine(of.sync_url, connect_args={key: 10})
+    patience = {"timeout": 2.0} if of.postgresql is None else {"connect_timeout": 10}
+    return create_engine(of.sync_url, connect_args=patience)
 
 
 def check_databases(runs_dir: Path) -> dict[Name, Condition]:

@@ -1,4 +1,4 @@
-"""MLflow's store between versions and folders: schema migration, artefact addresses that can move.
+"""The stores between versions and folders: migration behind a backup, addresses that can move.
 
 A run without a server keeps its artefacts under an absolute `file://` address. The server hands
 artefacts out itself, so such an address becomes `mlflow-artifacts:/…`, relative to wherever the
@@ -7,12 +7,13 @@ server keeps them: the folder may then be moved, or another machine may read the
 
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from flows.services_databases import Database, connect
+from flows.services_backup import backup_databases
+from flows.services_databases import Database, check_databases, connect, databases
 from tasks.artifacts.provenance import module_environment
 
 PROXIED = "mlflow-artifacts:/"
@@ -22,10 +23,51 @@ _COLUMNS = (
     ("logged_models", "artifact_location"),
 )
 _MIGRATION_TIMEOUT_S = 1800.0
+Tell = Callable[[str, str], None]
+"""Told `(service, what happens)`."""
 
 
 class MlflowMigrationError(RuntimeError):
     """MLflow could not bring its database to its own version."""
+
+
+def prepare_databases(runs_dir: Path, tell: Tell) -> None:
+    """Before anything opens them: refuse newer ones, back up what is older, migrate MLflow's.
+
+    Prefect's server migrates its own at its start; MLflow refuses an older one until it is told.
+
+    Raises:
+        DatabaseNewerError, DatabaseUnusableError, DatabaseUrlError: see `services_databases`.
+        BackupError: no backup could be made; nothing was migrated.
+        MlflowMigrationError: MLflow refused.
+    """
+    conditions = check_databases(runs_dir)
+    older = [f"migrating {name}" for name, found in conditions.items() if found == "older"]
+    if older:
+        _back_up(runs_dir, " and ".join(older), tell)
+    if conditions["mlflow"] == "older":
+        migrate_mlflow(databases(runs_dir)[1])
+
+
+def release_artifacts(runs_dir: Path, tell: Tell) -> None:
+    """Have MLflow's database name artefacts relative to its server; a backup comes first.
+
+    Raises:
+        BackupError: no backup could be made; nothing was changed.
+    """
+    of = databases(runs_dir)[1]
+    if check_databases(runs_dir)["mlflow"] == "new":
+        return
+    addresses = absolute_addresses(of, runs_dir)
+    if addresses:
+        _back_up(runs_dir, "making artefact addresses movable", tell)
+        make_movable(of, addresses)
+        tell("mlflow", f"{len(addresses)} artefact addresses no longer name this folder")
+
+
+def _back_up(runs_dir: Path, what: str, tell: Tell) -> None:
+    folder = backup_databases(runs_dir, reason=f"before {what}")
+    tell("databases", f"backed up to {folder} before {what}")
 
 
 def migrate_mlflow(of: Database) -> None:
