@@ -59,7 +59,17 @@ class AlertsConfig(Config):
             "failure", "crash", "breaker", "gate", "promotion", "cost", "nightly_missing", "skipped"
         ],
         ...,
-    ] = ("failure", "crash", "breaker", "gate", "promotion", "cost", "nightly_missing")
+    ] = (
+        "failure",
+        "crash",
+        "breaker",
+        "gate",
+        "promotion",
+        "cost",
+        "nightly_missing",
+        "skipped",
+    )
+    """`skipped` is a night that is lost: too late, or another run was in the way."""
     max_run_usd: float | None = Field(None, gt=0)
     """A run that cost more raises a `cost` alert."""
     repeat_after_s: float = Field(6 * 3600.0, ge=0)
