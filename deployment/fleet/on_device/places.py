@@ -79,13 +79,14 @@ class Places:
     def prune(self, keep: int, spare: "tuple[str, ...]" = ()) -> "list[str]":
         """Take releases away until `keep` are left; linked ones and `spare` always stay."""
         wanted = {self.linked("current"), self.linked("previous"), *spare}
+        entries = list(self.releases.iterdir())
         found = sorted(
-            (p for p in self.releases.iterdir() if p.is_dir()),
+            (p for p in entries if SHA12.match(p.name)),
             key=lambda p: (p.name in wanted, p.stat().st_mtime_ns),
             reverse=True,
         )
-        gone = [p for p in found[max(keep, 1) :] if p.name not in wanted]
-        gone += [p for p in found if not SHA12.match(p.name) and p not in gone]
+        gone = [p for p in entries if not SHA12.match(p.name)]
+        gone += [p for p in found[keep:] if p.name not in wanted]
         for path in gone:
             shutil.rmtree(path, ignore_errors=True)
         return [p.name for p in gone]
