@@ -1,8 +1,8 @@
 """`python -m flows.alert_sender`: sends one message to every receiver, side by side.
 
 A process of its own, so that a receiver that hangs can be left behind whatever it is doing. The
-job comes on standard input, since addresses hold secrets; each receiver's answer goes to standard
-output as it comes, as `{"index", "ok", "why"}`, and never with an address in it.
+job comes on standard input, since addresses hold secrets. A first line on standard output says that
+all is loaded; then comes each receiver's answer, as `{"index", "ok", "why"}`, without an address.
 """
 
 import json
@@ -40,8 +40,11 @@ class _Reasons(logging.Handler):
 def main() -> int:
     """Send; the alarm ends the process should its parent be gone by then."""
     job = json.load(sys.stdin)
-    signal.setitimer(signal.ITIMER_REAL, float(job["timeout_s"]) + 1.0)
     import apprise
+
+    sys.stdout.write("ready\n")
+    sys.stdout.flush()
+    signal.setitimer(signal.ITIMER_REAL, float(job["timeout_s"]) + 1.0)
 
     reasons = _Reasons()
     logger = logging.getLogger("apprise")

@@ -30,6 +30,8 @@ LOG_NAME = "alerts.jsonl"
 TEST_EVENT = "test"
 """Always sent, whatever `alerts.events` says, and never a repeat."""
 MAX_TITLE, MAX_BODY = 160, 3000
+START_GRACE_S = 10.0
+"""Time the sender process may take to start, on a busy machine, before receivers have any."""
 _CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]+")
 _SEVERITY = {
     "promotion": "success",
@@ -38,7 +40,7 @@ _SEVERITY = {
     "cost": "warning",
     "nightly_missing": "warning",
 }
-IN_FLIGHT_SLACK_S = 5.0
+IN_FLIGHT_SLACK_S = START_GRACE_S + 5.0
 """Beyond `timeout_s`, an alert still marked as being sent was cut short by a kill."""
 
 Status = Literal["sent", "partly", "failed", "nobody", "repeated", "off"]
@@ -98,7 +100,7 @@ def _kind(url: str) -> str:
 
 
 def send_alert(config: AlertsConfig, alert: Alert, runs_dir: Path) -> AlertOutcome:
-    """Log an alert and send it; takes at most `alerts.timeout_s` and a moment."""
+    """Log an alert and send it; takes at most `alerts.timeout_s` once the sender has started."""
     return start_alert(config, alert, runs_dir).wait()
 
 
@@ -215,11 +217,13 @@ class Sending:
             self.note = f"the alert sender could not be started: {error.strerror}"
             return
         assert process.stdin is not None and process.stdout is not None
-        deadline = threading.Timer(self._config.timeout_s, process.kill)
-        deadline.start()
+        deadline = _kill_after(process, START_GRACE_S)
         try:
             process.stdin.write(json.dumps(job).encode())
             process.stdin.close()
+            process.stdout.readline()  # it has started: from now on receivers have their time
+            deadline.cancel()
+            deadline = _kill_after(process, self._config.timeout_s)
             for line in process.stdout:
                 self._answered(line)
         except BrokenPipeError:
@@ -258,6 +262,13 @@ class Sending:
                 log.append(line)
         except ArtifactWriteError as error:
             logger.warning("%s", error)
+
+
+def _kill_after(process: "subprocess.Popen[bytes]", seconds: float) -> threading.Timer:
+    timer = threading.Timer(seconds, process.kill)
+    timer.daemon = True
+    timer.start()
+    return timer
 
 
 def _judge(receivers: Sequence[Receiver]) -> Status:

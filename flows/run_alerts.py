@@ -100,7 +100,7 @@ def _cost_alert(config: AlertsConfig, summary: dict[str, Any]) -> Alert | None:
     profile = summary.get("profile")
     return Alert(
         "cost",
-        f"rl-pipeline {profile}: RL cost ${usd:.2f}, over alerts.max_run_usd=${limit:.2f}",
+        f"rl-pipeline {profile}: RL cost ${usd:,.4g}, over alerts.max_run_usd=${limit:,.4g}",
         f"{dig(summary, 'cost', 'device_s') or 0:.0f} device-seconds at "
         f"${dig(summary, 'cost', 'usd_per_device_hour')}/h{_foot(summary)}",
         f"cost:{profile}",

@@ -1,5 +1,6 @@
 """Receivers that tests send to for real: a mail server, a webhook, and Slack behind a proxy."""
 
+import contextlib
 import http.server
 import json
 import socket
@@ -23,9 +24,10 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         if "hang" in self.path:
             hook.let_go.wait(30)
         code = int(self.path[-3:]) if self.path[-3:].isdigit() else 200
-        self.send_response(code)
-        self.end_headers()
-        self.wfile.write(b"ok")
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the sender gave us up
+            self.send_response(code)
+            self.end_headers()
+            self.wfile.write(b"ok")
 
     def do_CONNECT(self) -> None:
         """Answer in place of the host asked for: a TLS server of our own inside the tunnel."""
