@@ -130,7 +130,7 @@ def judge_challenge(result: Mapping[str, Any], champion: Release, margin: float)
         return Judgement(
             False, f"the comparison with {champion.name} has no finite result", evidence
         )
-    wanted = f"the lower end must be at least {-margin:+.4f} (promotion.margin={margin:g})"
+    wanted = f"the lower end must be at least {0.0 - margin:+.4f} (promotion.margin={margin:g})"
     told = (
         f"accuracy minus that of {champion.name} after quantisation is {value:+.4f}, 95 % interval "
         f"[{low:+.4f}, {high:+.4f}], on {problems} held-out problems; {wanted}"

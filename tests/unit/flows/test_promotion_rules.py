@@ -148,6 +148,7 @@ def test_gates_that_passed_say_nothing(champion):
             "the evaluation gate failed: too low; cut",
         ),
         ("quantize", "parity.json", {"quant": {"Q8_0": {"ships": False, "why": "KL 9"}}}, "KL 9"),
+        ("quantize", "parity.json", {"quant": {"Q8_0": {"ships": "no"}}}, "does not ship"),
         ("quantize", "parity.json", {"quant": {"F16": {"ships": True}}}, "not among the judged"),
         ("quantize", "parity.json", [], "holds no JSON object"),
     ],

@@ -166,6 +166,21 @@ def test_a_line_resealed_by_hand_breaks_the_one_after_it_and_the_head(three):
         assert caught.value.line == line
 
 
+def test_the_same_values_written_another_way_are_not_the_line(three):
+    raw = three.path.read_bytes()
+    for old, new in (
+        (b'"calc"', b'"\\u0063alc"'),
+        (b'"sequence":2', b'"sequence": 2'),
+        (b'"sequence":2', b'"sequence":1,"sequence":2'),
+        (b'"evidence":{}', b'"evidence":{ }'),
+    ):
+        assert old in raw
+        where = raw.index(b'"sequence":2') if b"2" in old else 0
+        three.path.write_bytes(raw[:where] + raw[where:].replace(old, new, 1))
+        with pytest.raises(LedgerCorruptError, match="differs from what was written"):
+            three.verify()
+
+
 def test_a_lost_file_is_not_an_empty_ledger(three):
     three.path.unlink()
     with pytest.raises(LedgerCorruptError, match="line 1 is missing"):
