@@ -54,9 +54,9 @@ def collect_by_gradient(
             on_progress(done, len(rollouts))
     if not used:
         raise ImatrixError("no rollout has a sampled token; check the action_mask")
+    check_sums({name: np.append(tally.sums, tally.weight) for name, tally in tallies.items()})
     known = {name: tally for name, tally in tallies.items() if tally.weight > 0}
     sums = {name: tally.sums / tally.weight * tally.tokens for name, tally in known.items()}
-    check_sums(sums)
     return ImportanceMatrix(sums, {n: t.tokens for n, t in known.items()}, used)
 
 

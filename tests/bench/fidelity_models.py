@@ -7,7 +7,7 @@ ways does: a model with one doubt has one error, and which quantisation hits it 
 
 import json
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,6 @@ from quantize.convert import convert
 from quantize.rollouts import RolloutTokens
 from tasks.artifacts.progress import Reporter
 from tasks.data import stage as data_stage
-from tasks.environments import tools_named
 from tasks.environments.renderer import PromptRenderer
 from tasks.environments.row import read_rows
 from tasks.models.load import load_tokenizer
@@ -102,6 +101,10 @@ PLACES = [
 ]
 
 
+Maker = Callable[[random.Random], dict[str, str]]
+"""Draws one problem: `question` and `answer`, which ends with `#### N`."""
+
+
 @dataclass(frozen=True)
 class Agent:
     """A trained model: its folder, its F16 file, and rollouts in the order they were sampled."""
@@ -152,53 +155,95 @@ def word_problem(rng: random.Random) -> dict[str, str]:
     return {"question": f"{told} {asked}", "answer": f"{first}\n{second}\n#### {end}"}
 
 
-def write_word_problems(path: Path, count: int, seed: int) -> Path:
+def stock_note(rng: random.Random) -> dict[str, str]:
+    """A note about goods, and the record to be made of it, with a remark in one of many ways."""
+    who, thing, place = rng.choice(NAMES), rng.choice(THINGS), rng.choice(PLACES)
+    count, price = rng.randint(2, 48), rng.randint(2, 30)
+    told = rng.choice(
+        (
+            f"{who} sold {count} {thing} {place} at {price} each.",
+            f"Sold {place} by {who}: {count} {thing}, {price} apiece.",
+            f"{count} {thing} went {place}; {who} asked {price} for one.",
+        )
+    )
+    remark = rng.choice(
+        (
+            f"{who} did well {place}",
+            f"only {rng.randint(1, 9)} {thing} are left",
+            f"{rng.choice(NAMES)} took most of them",
+            f"more {rng.choice(THINGS)} are wanted",
+        )
+    )
+    total = count * price
+    record = {"seller": who, "item": thing, "count": count, "total": total, "note": remark}
+    return {"question": told, "answer": f"{json.dumps(record)}\n#### {total}"}
+
+
+def write_problems(path: Path, make: Maker, count: int, seed: int) -> Path:
     """A file in the form of GSM8K; no problem stands in it twice."""
-    rng, seen = random.Random(seed), {}
+    rng = random.Random(seed)
+    seen: dict[str, dict[str, str]] = {}
     while len(seen) < count:
-        row = word_problem(rng)
+        row = make(rng)
         seen.setdefault(row["question"], row)
     path.write_text("".join(json.dumps(row) + "\n" for row in seen.values()), encoding="utf-8")
     return path
 
 
-def _calculator(_folder: Path) -> dict[str, Any]:
-    return {
-        "tools": ["calc"],
-        "data": {"source": {"type": "calculator", "train_rows": 4096, "heldout_rows": 1024}},
-        "model": {"type": "scratch", "vocab_size": 512, "max_length": 256},
-        "sft": {"steps": 300, "batch_size": 44, "optimiser": {"lr": 2e-3, "warmup_steps": 20}},
-    }
+@dataclass(frozen=True)
+class Recipe:
+    """A task, the shape of a model and how long it learns."""
+
+    make: Maker
+    shape: dict[str, int]
+    sft: dict[str, Any]
 
 
-def _word_problems(folder: Path) -> dict[str, Any]:
-    train = write_word_problems(folder / "problems.jsonl", 8000, seed=0)
-    return {
-        "tools": [],
-        "data": {"source": {"type": "file", "train": str(train), "heldout_share": 0.125}},
-        "model": {
-            "type": "scratch",
+RECIPES = {
+    "word problems": Recipe(
+        word_problem,
+        {
             "vocab_size": 768,
             "hidden_size": 512,
-            "ffn_size": 768,
-            "layers": 3,
+            "ffn_size": 512,
+            "layers": 2,
             "heads": 8,
             "kv_heads": 4,
-            "max_length": 256,
         },
-        "sft": {"steps": 300, "batch_size": 24, "optimiser": {"lr": 1e-3, "warmup_steps": 20}},
-    }
+        {"steps": 220, "batch_size": 16, "optimiser": {"lr": 1.5e-3, "warmup_steps": 20}},
+    ),
+    "stock notes": Recipe(
+        stock_note,
+        {
+            "vocab_size": 512,
+            "hidden_size": 256,
+            "ffn_size": 768,
+            "layers": 4,
+            "heads": 4,
+            "kv_heads": 2,
+        },
+        {"steps": 260, "batch_size": 16, "optimiser": {"lr": 2e-3, "warmup_steps": 20}},
+    ),
+}
 
 
-RECIPES = {"calculator": _calculator, "word problems": _word_problems}
+def _config(recipe: Recipe, folder: Path, seed: int) -> PipelineConfig:
+    train = write_problems(folder / "problems.jsonl", recipe.make, 8000, seed)
+    return PipelineConfig.model_validate(
+        {
+            "profile": "bench",
+            "tools": [],
+            "data": {"source": {"type": "file", "train": str(train), "heldout_share": 0.15}},
+            "model": {"type": "scratch", "max_length": 256, **recipe.shape},
+            "sft": {"seed": seed, **recipe.sft},
+        }
+    )
 
 
 def make_agent(name: str, folder: Path, *, rollouts: int, seed: int = 0, threads: int = 1) -> Agent:
     """Make data and model, then sample `rollouts` for the matrix and as many other ones."""
     folder.mkdir(parents=True, exist_ok=True)
-    settings = RECIPES[name](folder)
-    settings["sft"]["seed"] = seed
-    config = PipelineConfig.model_validate({"profile": "bench", **settings})
+    config = _config(RECIPES[name], folder, seed)
     data = data_stage.run(config.data, {}, folder / "data", Reporter(folder / "data"))
     sft_stage.run(config, {"data": data}, folder / "sft", Reporter(folder / "sft"))
     model = folder / "sft" / "snapshot"
@@ -233,8 +278,8 @@ def _sample(
             engine,
             tasks,
             renderer,
-            tools_named(config.tools),
-            max_turns=2,
+            {},
+            max_turns=1,
             params=SamplingParams(1.0, 80),
         )
     for rollout in played:

@@ -1,0 +1,266 @@
+"""Fidelity of quantisation against llama.cpp's own tools and against other importance matrices.
+
+Both sides of every comparison run here, in turn, on one thread and on the same tokens or tensors.
+"""
+
+import sys
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+from fidelity_models import RECIPES, Agent, make_agent
+from llama_tools import (
+    best,
+    find_tools,
+    mean_kld,
+    read_base_ids,
+    scored_positions,
+    timed,
+    write_base,
+)
+
+from configs.schema.model import ScratchModel
+from quantize.convert import convert
+from quantize.divergence import against
+from quantize.imatrix import ImportanceMatrix, write_imatrix
+from quantize.imatrix_compare import generic_matrix, own_matrix
+from quantize.parity import SequenceParity, kl_difference, summarise
+from quantize.quantise import quantise
+from tasks.artifacts import hash_file
+from tasks.models.load import load_tokenizer, save_model
+from tasks.models.scratch import build_model, train_tokenizer
+from tasks.sampling.llama_cpp_context import LlamaCppContext
+from tests.figures.record import record
+
+pytestmark = pytest.mark.timeout(3600)
+
+ROLLOUTS = 320
+"""For the matrix, and as many others held out."""
+N_CTX, ROUNDS = 256, 3
+SETTINGS = ["-c", str(N_CTX), "-t", "1", "-tb", "1", "-fa", "off", "-ctk", "f32", "-ctv", "f32"]
+"""One thread; attention and cache as this project compares, so that only rounding differs."""
+ONCE = [sys.executable, str(Path(__file__).with_name("fidelity_once.py"))]
+HERE = Path.cwd()
+
+
+@pytest.fixture(scope="module")
+def tools() -> Path:
+    return find_tools()
+
+
+@pytest.fixture(scope="module")
+def agent_of(tmp_path_factory):
+    """Agents by name, made when first asked for."""
+
+    @cache
+    def make(name: str) -> Agent:
+        return make_agent(name, tmp_path_factory.mktemp("agent"), rollouts=ROLLOUTS)
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def matrices_of(agent_of):
+    """Paths of the own and of the generic matrix, by agent."""
+
+    @cache
+    def make(name: str) -> dict[str, Path]:
+        agent = agent_of(name)
+        own, text = (agent.f16.with_name(f"{n}.imatrix.gguf") for n in ("own", "text"))
+        write_imatrix(own_matrix(agent.folder, agent.matrix, "gradient"), own, "own rollouts")
+        tokens = sum(len(r.token_ids) for r in agent.matrix)
+        matrix, origin = generic_matrix(agent.folder, tokens, N_CTX)
+        write_imatrix(matrix, text, origin)
+        return {"own": own, "text": text}
+
+    return make
+
+
+def scored(agent: Agent, quant_type: str, **matrices: Path | None) -> dict[str, list]:
+    """KL of a type to F16 on held-out rollouts, with each of some matrices."""
+    files = {
+        name: quantise(agent.f16, agent.f16.with_name(f"{quant_type}-{name}.gguf"), quant_type, m)
+        for name, m in matrices.items()
+    }
+    paths = {name: report.path for name, report in files.items()}
+    assert all(not report.fallbacks for report in files.values()), "rows divisible by 256"
+    return against(agent.f16, paths, agent.heldout, 1)
+
+
+def compared(
+    figure: str, by_model: dict[str, tuple[list[SequenceParity], list[SequenceParity]]]
+) -> None:
+    """Record own over other; the worst of the models is the figure."""
+    details, ratios, met = {}, [], True
+    for name, (own, other) in by_model.items():
+        difference = kl_difference(own, other)
+        here, there = summarise(own).kld, summarise(other).kld
+        ratios.append(here.value / there.value)
+        met = met and difference.high < 0
+        details[name] = {
+            "own": here.value,
+            "other": there.value,
+            "difference": difference.value,
+            "ci95": [difference.low, difference.high],
+            "sequences": len(own),
+            "tokens": sum(s.tokens for s in own),
+        }
+    said = "; ".join(
+        f"{name} {d['own']:.3g} against {d['other']:.3g} nats, difference {d['ci95'][0]:+.1e} to "
+        f"{d['ci95'][1]:+.1e}"
+        for name, d in details.items()
+    )
+    print(f"\n{figure}: {said}")
+    record(figure, value=max(ratios), met=met, seeds=[0], details=details, note=said)
+
+
+@pytest.mark.bench
+@pytest.mark.figure("imatrix_on_policy_iq2_m")
+def test_own_rollouts_against_generic_text(agent_of, matrices_of):
+    found = {}
+    for name in RECIPES:
+        kl = scored(agent_of(name), "IQ2_M", **matrices_of(name))
+        found[name] = (kl["own"], kl["text"])
+    compared("imatrix_on_policy_iq2_m", found)
+
+
+@pytest.mark.bench
+@pytest.mark.figure("imatrix_on_policy_q4_k_m")
+def test_own_rollouts_against_no_matrix(agent_of, matrices_of):
+    found = {}
+    for name in RECIPES:
+        own = matrices_of(name)["own"]
+        kl = scored(agent_of(name), "Q4_K_M", own=own, none=None)
+        found[name] = (kl["own"], kl["none"])
+    compared("imatrix_on_policy_q4_k_m", found)
+
+
+def plain_text(agent: Agent, path: Path) -> Path:
+    """What the agent said, as text without special tokens, which llama.cpp's tool cannot read."""
+    tokenizer = load_tokenizer(agent.folder)
+    said = [tokenizer.decode(r.token_ids, skip_special_tokens=True) for r in agent.heldout]
+    path.write_text("\n\n".join(said), encoding="utf-8")
+    return path
+
+
+@pytest.mark.bench
+@pytest.mark.figure("parity_over_llama_perplexity")
+def test_parity_over_llama_perplexity(tools, agent_of, matrices_of, tmp_path):
+    agent = agent_of("word problems")
+    quantised = quantise(
+        agent.f16, tmp_path / "q.gguf", "IQ2_M", matrices_of("word problems")["own"]
+    ).path
+    text, base, ids = plain_text(agent, tmp_path / "text"), tmp_path / "base", tmp_path / "ids.npy"
+    perplexity = [tools / "llama-perplexity", *SETTINGS]
+    ours, theirs = [], []
+    for _ in range(ROUNDS):
+        _, first = timed(
+            [*perplexity, "-m", agent.f16, "-f", text, "--kl-divergence-base", base], tmp_path
+        )
+        said, second = timed(
+            [*perplexity, "-m", quantised, "--kl-divergence", "--kl-divergence-base", base],
+            tmp_path,
+        )
+        theirs.append((first, second))
+        np.save(ids, read_base_ids(base))  # the very tokens they used
+        printed, took = timed([*ONCE, "parity", agent.f16, quantised, ids], HERE)
+        ours.append(took)
+    mine, reference = float(printed), mean_kld(said)
+    best_ours = best(ours)
+    best_theirs = [best([pair[i] for pair in theirs]) for i in (0, 1)]
+    ratio = best_ours.wall_s / sum(t.wall_s for t in best_theirs)
+    cpu = best_ours.cpu_s / sum(t.cpu_s for t in best_theirs)
+    apart = abs(mine / reference - 1)
+    rollouts = kl_of_rollouts(perplexity, agent, quantised, tmp_path)
+    record(
+        "parity_over_llama_perplexity",
+        value=ratio,
+        met=ratio <= 1.2 and apart <= 0.02 and rollouts["apart"] <= 0.02,
+        note=f"KL {mine:.6f} against {reference:.6f} ({100 * apart:.2f} % apart), CPU time "
+        f"{cpu:.2f} ×, {read_base_ids(base).size} tokens, one thread, both models, whole processes",
+        details={"cpu_ratio": cpu, "ours_s": best_ours.wall_s, "rollouts": rollouts},
+    )
+    print(f"\nparity: {ratio:.2f} × the time ({cpu:.2f} × CPU), KL {mine} and {reference}")
+    assert apart <= 0.02 and rollouts["apart"] <= 0.02
+
+
+def kl_of_rollouts(
+    perplexity: list, agent: Agent, quantised: Path, folder: Path
+) -> dict[str, float]:
+    """Rollouts with their special tokens: llama.cpp's tool is given ids through its logits file."""
+    flat = [token for rollout in agent.heldout for token in rollout.token_ids]
+    chunks = np.array(flat[: len(flat) // N_CTX * N_CTX][: 40 * N_CTX]).reshape(-1, N_CTX)
+    base, ids = folder / "rollouts.base", folder / "rollouts.npy"
+    with LlamaCppContext(agent.f16, parallel_sequences=8, n_ctx_per_seq=N_CTX) as context:
+        write_base(base, chunks, context.logits_of([c.tolist() for c in chunks]))
+    np.testing.assert_array_equal(read_base_ids(base), chunks)
+    assert scored_positions(N_CTX) == slice(128, 255)
+    said, _ = timed(
+        [*perplexity, "-m", quantised, "--kl-divergence", "--kl-divergence-base", base], folder
+    )
+    np.save(ids, chunks)
+    mine, _ = timed([*ONCE, "parity", agent.f16, quantised, ids], HERE)
+    ours, theirs = float(mine), mean_kld(said)
+    return {"ours": ours, "theirs": theirs, "apart": abs(ours / theirs - 1)}
+
+
+def large_model(folder: Path) -> tuple[Path, Path]:
+    """An untrained model of 19 M parameters and a matrix of made-up sums: only work is measured."""
+    tokenizer = train_tokenizer(["12+34*5-6=?"], 512)
+    shape = ScratchModel(
+        hidden_size=768, ffn_size=2304, layers=3, heads=12, kv_heads=6, vocab_size=512
+    )
+    model = build_model(shape, tokenizer, seed=0)
+    save_model(model, tokenizer, folder / "model")
+    f16 = convert(folder / "model", folder / "F16.gguf").path
+    rng = np.random.default_rng(0)
+    sums = {}
+    for block in range(3):
+        for name, columns in {
+            "attn_q": 768, "attn_k": 768, "attn_v": 768, "attn_output": 768,
+            "ffn_gate": 768, "ffn_up": 768, "ffn_down": 2304,
+        }.items():  # fmt: skip
+            sums[f"blk.{block}.{name}.weight"] = rng.gamma(0.5, size=columns) * 1000
+    matrix = ImportanceMatrix(sums, dict.fromkeys(sums, 1000), 4)
+    write_imatrix(matrix, folder / "imatrix.gguf", "made up")
+    return f16, folder / "imatrix.gguf"
+
+
+@pytest.mark.bench
+@pytest.mark.figure("quantise_over_llama_quantize")
+def test_quantise_over_llama_quantize(tools, tmp_path):
+    f16, imatrix = large_model(tmp_path)
+    ratios, details = {}, {}
+    for quant_type in ("Q4_K_M", "IQ2_M"):
+        ours, theirs = [], []
+        for _ in range(2):
+            command = [tools / "llama-quantize", "--imatrix", imatrix.name, f16.name]
+            theirs.append(timed([*command, "theirs.gguf", quant_type, "1"], tmp_path)[1])
+            arguments = ["quantise", f16, tmp_path / "ours.gguf", quant_type, imatrix]
+            ours.append(timed([*ONCE, *arguments], HERE)[1])
+        same = hash_file(tmp_path / "ours.gguf") == hash_file(tmp_path / "theirs.gguf")
+        a, b = best(ours), best(theirs)
+        ratios[quant_type] = a.wall_s / b.wall_s
+        details[quant_type] = {
+            "same_bytes": same,
+            "wall_ratio": a.wall_s / b.wall_s,
+            "cpu_ratio": a.cpu_s / b.cpu_s,
+            "ours_s": a.wall_s,
+            "theirs_s": b.wall_s,
+        }
+        print(f"\nquantise {quant_type}: {details[quant_type]}")
+    every_same = all(d["same_bytes"] for d in details.values())
+    record(
+        "quantise_over_llama_quantize",
+        value=max(ratios.values()),
+        met=every_same and max(ratios.values()) <= 1.2,
+        note="; ".join(
+            f"{t} {d['wall_ratio']:.2f} × ({d['cpu_ratio']:.2f} × CPU), bytes "
+            f"{'the same' if d['same_bytes'] else 'differ'}"
+            for t, d in details.items()
+        )
+        + "; one thread, whole processes, ours also hashes and describes the file",
+        details=details,
+    )
+    assert every_same
