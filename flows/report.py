@@ -15,6 +15,7 @@ from flows.report_cost import cost_section
 from flows.report_curves import rl_section, sft_section
 from flows.report_data import RunFiles
 from flows.report_edge import edge_section
+from flows.report_frontier import frontier_section
 from flows.report_lineage import lineage_section
 from flows.report_matrices import matrices_section
 from flows.report_sections import data_section, headline, heldout_section, quant_section
@@ -72,6 +73,7 @@ def render(files: RunFiles) -> str:
         "rl": rl_section(files),
         "sft": sft_section(files),
         "quant": quant_section(files),
+        "frontier": frontier_section(files),
         "matrices": matrices_section(files),
         "side": side_by_side_section(files),
         "edge": edge_section(files),

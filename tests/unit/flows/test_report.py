@@ -152,7 +152,7 @@ def test_tables_say_what_their_cells_are(whole):
 def test_charts_have_a_name_and_words(whole):
     _, page = whole
     charts = [a for tag, a in page.elements if tag == "svg"]
-    assert len(charts) == 23
+    assert len(charts) == 24
     ids = set(page.ids())
     for chart in charts:
         assert chart["role"] == "img"
