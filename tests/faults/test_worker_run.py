@@ -16,7 +16,7 @@ from tasks.stages import STAGES
 from tasks.tracking.stage_log import is_artifact
 from tests.figures.record import record
 
-pytestmark = [pytest.mark.faults, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.faults, pytest.mark.timeout(3600)]
 LIMIT_BYTES = 64e6
 
 
