@@ -101,7 +101,9 @@ def may_start(
 
 def _hours(seconds: float) -> str:
     minutes = int(seconds // 60)
-    return f"{minutes // 60} h {minutes % 60} min" if minutes >= 60 else f"{seconds:.0f} s"
+    if minutes >= 60:
+        return f"{minutes // 60} h {minutes % 60} min"
+    return f"{minutes} min" if minutes else f"{seconds:.0f} s"
 
 
 def enough_new(new_rows: int, usable: int, min_new_rows: int) -> Verdict:
