@@ -14,7 +14,9 @@ from quantize.parity import (
     attribution,
     compare,
     f16_problem,
+    kl_difference,
     summarise,
+    token_kl,
     verdict,
 )
 from tasks.artifacts.bootstrap import Interval
@@ -168,3 +170,45 @@ def test_attribution_names_the_culprit_in_one_sentence(rl, quants, said):
 def test_attribution_shows_the_worst_quantisation():
     sentence = attribution(UP, {"Q8_0": FLAT, "IQ2_M": DOWN})
     assert "IQ2_M -10.00 points (-15.00 to -5.00)" in sentence
+
+
+def sums(tokens: int, kl: float) -> SequenceParity:
+    return SequenceParity(tokens, kl, tokens, 0.0, 0.0)
+
+
+def test_kl_difference_is_paired_and_weighs_by_tokens():
+    ours, theirs = [sums(2, 0.2), sums(1, 0.4)], [sums(2, 0.4), sums(1, 0.1)]
+    found = kl_difference(ours, theirs)
+    assert found.value == pytest.approx((0.2 - 0.4 + 0.4 - 0.1) / 3)
+    assert (found.low, found.high) == pytest.approx((-0.1, 0.3))  # one of the two drawn twice
+
+
+def test_what_is_hard_for_both_cancels_in_a_difference():
+    hard = np.random.default_rng(0).gamma(0.3, size=50)
+    ours, theirs = ([sums(1, float(k + e)) for k in hard] for e in (0.0, 0.01))
+    assert kl_difference(ours, theirs) == pytest.approx((-0.01, -0.01, -0.01))
+    assert summarise(ours).kld.high > summarise(theirs).kld.low  # apart, they could not be told
+
+
+def test_sequences_without_tokens_do_not_enter_a_difference():
+    one = [sums(0, 0.0), sums(4, 0.4)]
+    assert kl_difference(one, [sums(0, 0.0), sums(4, 0.8)]).value == pytest.approx(-0.1)
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "said"),
+    [
+        ([], [], "no sampled token"),
+        ([sums(0, 0.0)], [sums(0, 0.0)], "no sampled token"),
+        ([sums(1, 0.1)], [sums(1, 0.1)] * 2, "got 1 and 2"),
+        ([sums(1, 0.1)], [sums(2, 0.1)], "other numbers of tokens"),
+    ],
+)
+def test_differences_of_other_sequences_are_refused(ours, theirs, said):
+    with pytest.raises(ParityError, match=said):
+        kl_difference(ours, theirs)
+
+
+def test_token_kl_of_two_coins():
+    p, q = np.log([[0.5, 0.5], [0.9, 0.1]]), np.log([[0.25, 0.75], [0.9, 0.1]])
+    np.testing.assert_allclose(token_kl(p, q), [0.5 * np.log(2) + 0.5 * np.log(2 / 3), 0.0])
