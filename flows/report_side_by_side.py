@@ -11,7 +11,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from flows.report_charts import Series, line_chart
-from flows.report_data import RunFiles, dig, rows, table
+from flows.report_data import QUANT_ORDER, RunFiles, dig, rows, table
 from flows.report_text import clipped, finite, interval, number, percent, visible
 from flows.report_transcripts import MOST_MESSAGES, answer_part, message
 from tasks.artifacts import write_atomic
@@ -49,7 +49,7 @@ def section(figures: Mapping[str, Any]) -> dict[str, Any]:
         "charts": _charts(figures),
         "examples": [
             _example(name, example)
-            for name, facts in table(figures, "files").items()
+            for name, facts in _files(figures)
             for example in rows(facts, "examples")
         ],
     }
@@ -59,7 +59,7 @@ def rows_of(figures: Mapping[str, Any]) -> list[dict[str, str]]:
     """The table, one row for each file."""
     problems = finite(figures.get("problems"))
     found = []
-    for name, facts in table(figures, "files").items():
+    for name, facts in _files(figures):
         identical = finite(facts.get("identical"))
         share = identical / problems if identical is not None and problems else None
         low, high = dig(facts, "kl", "ci95") or (None, None)
@@ -80,8 +80,19 @@ def rows_of(figures: Mapping[str, Any]) -> list[dict[str, str]]:
     return found
 
 
+def _files(figures: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    """The files, largest type first, repaired ones after the type they come from."""
+    known = {name: place for place, name in enumerate(QUANT_ORDER)}
+
+    def place(name: str) -> tuple[int, str]:
+        return known.get(name.partition("+")[0], len(known)), name
+
+    files = table(figures, "files")
+    return [(name, files[name]) for name in sorted(files, key=place)]
+
+
 def _charts(figures: Mapping[str, Any]) -> list[dict[str, Any]]:
-    files = list(table(figures, "files").items())[:MOST_FILES]
+    files = _files(figures)[:MOST_FILES]
     specs = (
         ("KL at each token of F16's answers", "nats", "kl_by_position", "position", "kl"),
         ("Answers still the same", "share", "still_the_same", "tokens", "share"),
