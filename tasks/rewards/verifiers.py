@@ -171,7 +171,7 @@ def _extract_number(text: str, anchored: bool, marked: bool) -> str:
 
 def _extract_code(text: str, anchored: bool, marked: bool) -> str:
     """The last word of the last line, or the whole of what was marked."""
-    lines = [line for line in text.splitlines() if line.strip()]
+    lines = [line for line in text.splitlines() if _can_be_seen(line)]
     code = trim_marks(lines[-1]) if lines else ""
     if not anchored and " " in code and ":" in code:
         code = trim_marks(code.rpartition(":")[2])
@@ -205,10 +205,15 @@ def _reads_as_math(text: str) -> bool:
 
 def _extract_text(text: str, anchored: bool, marked: bool) -> str:
     """The last line, or the whole of what was marked."""
-    lines = [line for line in text.splitlines() if fold_text(line)]
+    lines = [line for line in text.splitlines() if fold_text(line) and _can_be_seen(line)]
     if not lines:
         raise _NoAnswer("no words")
     return lines[-1].strip()
+
+
+def _can_be_seen(text: str) -> bool:
+    """Whether there is anything but space and characters without a shape: those answer nothing."""
+    return any(not c.isspace() and unicodedata.category(c) not in ("Cc", "Cf") for c in text)
 
 
 def fold_text(text: str) -> str:

@@ -335,3 +335,11 @@ def test_no_latex_makes_the_verifier_raise(said):
 def test_a_monstrous_reply_is_graded_in_bounded_time(said):
     for kind in ("number", "math"):
         assert verify(kind, "7", said).outcome in (W, N, U)
+
+
+@pytest.mark.parametrize("kind", ["code", "text", "number", "math"])
+@pytest.mark.parametrize("nothing", ["\u200b", "\u200b\n\u2060", "\ufeff ", "\x00\x07"])
+def test_a_reply_nobody_can_see_is_no_answer(kind, nothing):
+    assert verify(kind, "7", nothing).outcome is N
+    if kind in ("code", "text"):
+        assert verify(kind, "7", f"7\n{nothing}").outcome is C
