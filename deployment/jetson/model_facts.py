@@ -1,5 +1,6 @@
 """What a bundle says of each model file: size, memory and speed, predicted and measured."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,8 @@ def model_facts(gguf: Path, quant: str, context: int) -> dict[str, Any]:
     }
 
 
-def measured_here(models: dict[str, Path], context: int) -> dict[str, Any]:
-    """Memory and speed of each file on this machine's CPU; not signed, since no two runs agree."""
-    return {quant: measure(path, Serving(context)) for quant, path in models.items()}
+def measured_here(bundle: Path, manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """Memory and speed of each model on this machine's CPU; not signed, since no two runs agree."""
+    serving = Serving(manifest["serving"]["context_length"])
+    models = manifest["models"].items()
+    return {quant: measure(bundle / entry["file"], serving) for quant, entry in models}

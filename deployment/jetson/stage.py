@@ -347,8 +347,7 @@ def run(
         manifest = _build(working, config, facts, source, key, report)
         sha256 = hash_file(working / MANIFEST)
         report.progress(5, STEPS, "memory and speed on this machine")
-        models = {q: working / entry["file"] for q, entry in manifest["models"].items()}
-        measured = measured_here(models, manifest["serving"]["context_length"])
+        measured = measured_here(working, manifest)
         report.progress(6, STEPS, "archive")
         top = f"{config.name}-{sha256[:12]}"
         archive = write_archive(working, out_dir / f"{top}.tar.gz", top)
