@@ -62,8 +62,9 @@ bench: install ## benchmarks against named alternatives; writes runs/bench/lates
 faults: install ## kill, cut and tamper with the real thing; writes runs/faults/latest.json (NAME=...)
 	@$(BIN)/python -m tests.figures.run faults $(if $(NAME),--name $(NAME)) $(ARGS)
 
-oracle: install ## compare with llama.cpp's own tools
-	@LLAMA_CPP_SOURCE="$$(PYTHON=$(BIN)/python tests/oracle/fetch.sh)" $(BIN)/python -m pytest -m oracle $(ARGS)
+oracle: install ## compare with llama.cpp's own tools (built the first time, minutes)
+	@source="$$(PYTHON=$(BIN)/python tests/oracle/fetch.sh)"; tools="$$(tests/oracle/build.sh "$$source")"; \
+	LLAMA_CPP_SOURCE="$$source" LLAMA_CPP_TOOLS="$$tools" $(BIN)/python -m pytest -m oracle $(ARGS)
 
 lint: install ## ruff, mypy, import-linter
 	@$(BIN)/ruff check .
