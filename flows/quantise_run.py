@@ -16,7 +16,8 @@ from quantize.convert import convert
 from quantize.errors import FrontierError
 from quantize.explore import Explorer, Material
 from quantize.frontier import Choice, Point, Wish, as_json, pick, point_of
-from quantize.imatrix import collect, write_imatrix
+from quantize.imatrix import write_imatrix
+from quantize.imatrix_compare import own_matrix
 from quantize.repair_run import LARGER
 from quantize.rollouts import IMATRIX, PARITY, read_rollouts, take
 from tasks.artifacts import ArtifactRecord, write_json
@@ -164,9 +165,8 @@ def _material(
     if not imatrix.is_file():
         progress("importance matrix from the policy's rollouts")
         chosen = take(rollouts, IMATRIX, config.imatrix_rollouts, length)
-        write_imatrix(
-            collect(policy.folder, [r.token_ids for r in chosen]), imatrix, "policy rollouts"
-        )
+        matrix = own_matrix(policy.folder, chosen, config.imatrix_weights)
+        write_imatrix(matrix, imatrix, "policy rollouts")
     answer = None
     if policy.data is not None:
         inputs = {

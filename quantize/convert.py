@@ -24,6 +24,11 @@ if TYPE_CHECKING:
     from gguf import GGUFWriter
 
 FileType = Literal["f16", "f32"]
+StoredType = Literal["F32", "F16", "BF16"]
+
+_STORED = {"F32": np.dtype(np.float32), "F16": np.dtype(np.float16), "BF16": np.dtype(np.uint16)}
+LARGEST_BF16 = 3.3895313892515355e38
+"""(2 − 2⁻⁷) · 2¹²⁷; what is larger rounds to infinity."""
 
 _FILE_TYPE = {"f32": 0, "f16": 1}
 _EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
@@ -45,8 +50,8 @@ class ConversionReport:
     """Rows without a token, written as unused `[PADi]`."""
     pre_tokenizer: str
     eos_id: int
-    kept_f32: tuple[str, ...]
-    """Matrices whose values overflow float16, written as float32."""
+    kept_wide: tuple[str, ...]
+    """Matrices that float16 cannot hold or cannot be multiplied in, as `name: BF16`."""
     texts_checked: int
     """Texts whose ids are the same in llama.cpp and in the HF tokenizer."""
     normaliser: str | None
@@ -62,8 +67,17 @@ class _Tensor:
     """float32, already permuted."""
 
 
-def convert(model_dir: Path, out: Path, dtype: FileType = "f16") -> ConversionReport:
+def convert(
+    model_dir: Path,
+    out: Path,
+    dtype: FileType = "f16",
+    *,
+    wide: frozenset[str] = frozenset(),
+) -> ConversionReport:
     """Write `model_dir` as the GGUF file `out`, then open it in llama.cpp and compare.
+
+    `wide` names tensors of the file whose inputs overflow float16 (llama.cpp multiplies in the type
+    of the matrix): they are kept as bfloat16, like those whose own values do.
 
     Raises:
         UnsupportedArchitectureError, UnsupportedTokenizerError: what is supported is listed.
@@ -71,6 +85,7 @@ def convert(model_dir: Path, out: Path, dtype: FileType = "f16") -> ConversionRe
         VocabularySizeError: a token without an embedding row.
         NonFiniteWeightError: NaN or infinity in a tensor.
         ConversionCheckError: the file does not load or tokenises otherwise; it is not kept.
+        NonFiniteLogitsError: it loads and gives NaN or infinity; it is not kept.
     """
     model_dir, out = Path(model_dir), Path(out)
     shape = read_shape(model_dir)
@@ -80,7 +95,7 @@ def convert(model_dir: Path, out: Path, dtype: FileType = "f16") -> ConversionRe
     vocabulary = read_vocabulary(tokenizer, rows, shape)
     tensors = _tensors(weights, shape)
     with replacing(out) as temporary:
-        kept = _write(temporary, shape, vocabulary, tensors, dtype)
+        kept = _write(temporary, shape, vocabulary, tensors, dtype, wide)
         texts = check_file(temporary, tokenizer, vocabulary, shape.eos_ids)
     return ConversionReport(
         path=out,
@@ -92,7 +107,7 @@ def convert(model_dir: Path, out: Path, dtype: FileType = "f16") -> ConversionRe
         padded=sum(token_type == 5 for token_type in vocabulary.types),
         pre_tokenizer=vocabulary.pre,
         eos_id=vocabulary.special_ids["eos"],
-        kept_f32=kept,
+        kept_wide=kept,
         texts_checked=texts,
         normaliser=vocabulary.normaliser,
     )
@@ -220,29 +235,41 @@ def _write(
     vocabulary: Vocabulary,
     tensors: list[_Tensor],
     dtype: FileType,
+    wide: frozenset[str],
 ) -> tuple[str, ...]:
-    """Write the file in two passes over the weights; returns the matrices kept in float32."""
-    from gguf import GGUFWriter
+    """Write the file in two passes over the weights; returns the matrices kept wide, with types."""
+    from gguf import GGMLQuantizationType, GGUFWriter
+    from gguf.quants import quantize
 
     writer = GGUFWriter(path, shape.architecture.gguf_name)
     try:
         _write_keys(writer, shape, vocabulary, dtype)
         kept = []
-        types: dict[str, type[np.floating]] = {}
+        types: dict[str, StoredType] = {}
         for tensor in tensors:
             values = tensor.load()
-            types[tensor.name] = stored_type(tensor.name, values, dtype)
-            wide = types[tensor.name] is np.float32 and is_matrix(tensor.name, values.ndim)
-            if dtype == "f16" and wide:
-                kept.append(tensor.name)
-            stored = np.dtype(types[tensor.name])
-            writer.add_tensor_info(tensor.name, values.shape, stored, values.size * stored.itemsize)
+            kind = stored_type(tensor.name, values, dtype, wide)
+            types[tensor.name] = kind
+            if dtype == "f16" and kind != "F16" and is_matrix(tensor.name, values.ndim):
+                kept.append(f"{tensor.name}: {kind}")
+            stored = _STORED[kind]
+            writer.add_tensor_info(
+                tensor.name,
+                values.shape,
+                stored,
+                values.size * stored.itemsize,
+                raw_dtype=GGMLQuantizationType.BF16 if kind == "BF16" else None,
+            )
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
         writer.write_ti_data_to_file()
         for tensor in tensors:
-            values = np.ascontiguousarray(tensor.load(), dtype=types[tensor.name])
-            writer.write_tensor_data(values)
+            values = np.ascontiguousarray(tensor.load())
+            kind = types[tensor.name]
+            if kind == "BF16":
+                writer.write_tensor_data(quantize(values, GGMLQuantizationType.BF16))
+            else:
+                writer.write_tensor_data(values.astype(_STORED[kind], copy=False))
     finally:
         writer.close()
     return tuple(kept)
@@ -253,13 +280,18 @@ def is_matrix(name: str, dimensions: int) -> bool:
     return dimensions > 1 and not name.endswith("_norm.weight")
 
 
-def stored_type(name: str, values: np.ndarray, dtype: FileType) -> type[np.floating]:
-    """The type a tensor is written in: float32 where float16 is not asked for or would overflow."""
+def stored_type(
+    name: str, values: np.ndarray, dtype: FileType, wide: frozenset[str] = frozenset()
+) -> StoredType:
+    """The type a tensor is written in: the narrowest of those asked for that holds its values."""
     if dtype == "f32" or not is_matrix(name, values.ndim):
-        return np.float32
+        return "F32"
+    largest = float(np.abs(values).max(initial=0))
+    if largest > LARGEST_BF16:
+        return "F32"
     with np.errstate(over="ignore"):
-        largest = np.float16(np.abs(values).max(initial=0))
-    return np.float32 if np.isinf(largest) else np.float16
+        overflows = bool(np.isinf(np.float16(largest)))
+    return "BF16" if overflows or name in wide else "F16"
 
 
 def _write_keys(

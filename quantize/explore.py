@@ -21,6 +21,8 @@ from quantize.repair_run import LARGER
 from quantize.rollouts import RolloutTokens
 from tasks.artifacts.bootstrap import bootstrap_mean
 
+WORTH_MIXING: frozenset[QuantType] = frozenset({"IQ2_M", "Q4_K_M"})
+"""Above these the types themselves lie close to F16 already."""
 MIXES_PER_TYPE = 4
 """Mixes measured between two neighbouring types."""
 Progress = Callable[[str], None]
@@ -54,7 +56,7 @@ class Explorer:
     _f16_answers: np.ndarray | None = None
 
     def explore(self, types: Sequence[QuantType], size_bytes: int | None = None) -> list[Point]:
-        """Every type, and mixes between each and the next larger one; small to large.
+        """Every type, and mixes between the small ones; by size.
 
         With `size_bytes`, also the mixes that just fit into it.
         """
@@ -65,6 +67,9 @@ class Explorer:
         sizes.append(self.material.f16.stat().st_size)
         for index, kind in enumerate(ordered):
             room = (sizes[index], sizes[index + 1])
+            wanted = size_bytes is not None and room[0] < size_bytes < room[1]
+            if kind not in WORTH_MIXING and not wanted:
+                continue
             self._mixes(self._subject(kind, files[kind]), room, size_bytes)
         self.points.sort(key=lambda p: (p.size_bytes, p.name))
         return self.points

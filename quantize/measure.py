@@ -1,22 +1,33 @@
 """Measures a GGUF file: how far it lies from F16 on rollouts, and what it answers."""
 
+import logging
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from configs.schema.quantize import QuantGate
+from quantize.convert import ConversionReport, convert
 from quantize.divergence import against, scoring_context, targets, wanted_rows
-from quantize.errors import RolloutsError
+from quantize.errors import ParityError, RolloutsError
+from quantize.imatrix import load_float, matrix_names
 from quantize.parity import RESAMPLES, Parity, Verdict, compare, summarise, verdict
 from quantize.quantise import QuantReport
 from quantize.rollouts import RolloutTokens
 from tasks.artifacts.bootstrap import Interval, paired_bootstrap
+from tasks.sampling.errors import NonFiniteLogitsError
+
+logger = logging.getLogger(__name__)
 
 AnswerGreedily = Callable[[Path, int], np.ndarray]
 """(GGUF file, n) → 0 or 1 for each of the first n held-out problems, answered greedily."""
 
+F16_MAX = 65504.0
+F16_MARGIN = 0.25
+"""Inputs beyond this share of the largest float16 are wide too: other prompts may go further."""
 NO_DIFFERENCE = Interval(0.0, 0.0, 0.0)
 
 
@@ -94,6 +105,66 @@ def hf_against_f16(
             _hf_logits(policy_dir, rollouts), context.logits_of(ids, wanted), rollouts, strict=True
         )
         return summarise([compare(p, q, targets(r)) for p, q, r in pairs])
+
+
+def convert_and_compare(
+    policy_dir: Path, out: Path, rollouts: Sequence[RolloutTokens], threads: int
+) -> tuple[ConversionReport, Parity]:
+    """Write the F16 file and hold it against the HF model.
+
+    Where activations overflow float16 it is written anew, with their matrices wide.
+
+    Raises:
+        NonFiniteLogitsError: the file gives NaN or infinite logits, and no activation explains it.
+        ParityError: the HF model itself does.
+        QuantizeError: whatever converting found, by name.
+    """
+    try:
+        conversion = convert(policy_dir, out)
+        return conversion, hf_against_f16(policy_dir, out, rollouts, threads)
+    except NonFiniteLogitsError:
+        peaks = activation_peaks(policy_dir, [r.token_ids for r in rollouts])
+        wide = frozenset(name for name, peak in peaks.items() if peak > F16_MARGIN * F16_MAX)
+        if not wide:
+            raise
+        named = ", ".join(f"{name} (up to {peaks[name]:.3g})" for name in sorted(wide))
+        logger.warning("inputs overflow float16, these matrices are kept as BF16: %s", named)
+    conversion = convert(policy_dir, out, wide=wide)
+    return conversion, hf_against_f16(policy_dir, out, rollouts, threads)
+
+
+def activation_peaks(policy_dir: Path, sequences: Sequence[Sequence[int]]) -> dict[str, float]:
+    """The largest |x| that goes into each matrix, by GGUF name, over whole sequences.
+
+    Raises:
+        ParityError: an activation that is not finite in float32 either: the model itself is broken.
+    """
+    import torch
+
+    names = matrix_names(policy_dir, head=True)
+    model = load_float(policy_dir)
+    peaks: dict[str, float] = {}
+    for module_name, module in model.named_modules():
+        target = names.get(f"{module_name}.weight")
+        if target is not None and isinstance(module, torch.nn.Linear):
+            module.register_forward_pre_hook(_peak_of(target, peaks))
+    with torch.inference_mode():
+        for ids in sequences:
+            model(input_ids=torch.tensor([list(ids)]), use_cache=False)
+    return peaks
+
+
+def _peak_of(name: str, peaks: dict[str, float]) -> Callable[[Any, Any], None]:
+    def note(_module: Any, inputs: Any) -> None:
+        peak = float(inputs[0].abs().max())
+        if not math.isfinite(peak):
+            raise ParityError(
+                f"activations before {name} are not finite in float32; this model must not ship: "
+                "go back to an earlier checkpoint"
+            )
+        peaks[name] = max(peaks.get(name, 0.0), peak)
+
+    return note
 
 
 def _hf_logits(policy_dir: Path, rollouts: Sequence[RolloutTokens]) -> Iterator[np.ndarray]:

@@ -15,7 +15,7 @@ from quantize.entries import F16, attributed, entry, f16_entry, with_repairs
 from quantize.errors import ParityGateError
 from quantize.imatrix import write_imatrix
 from quantize.imatrix_compare import compare_matrices, own_matrix
-from quantize.measure import AnswerGreedily, Judged, Yardstick, answers_of, hf_against_f16
+from quantize.measure import AnswerGreedily, Judged, Yardstick, answers_of, convert_and_compare
 from quantize.parity import Parity, f16_problem
 from quantize.quantise import QuantReport, quantise
 from quantize.repair_bench import Subject
@@ -53,16 +53,15 @@ def run(
     """
     out_dir.mkdir(parents=True, exist_ok=True)
     policy_dir = inputs["rl"].path / "policy"
-    steps = _Steps(report, 5 + 2 * len(config.types))
+    steps = _Steps(report, 4 + 2 * len(config.types))
     context_length = int(read_shape(policy_dir).kv["context_length"])
     rollouts = read_rollouts(inputs["rl"].path / "rollouts.jsonl")
     parity_set = take(rollouts, PARITY, config.parity_rollouts, context_length)
     imatrix_set = take(rollouts, IMATRIX, config.imatrix_rollouts, context_length)
 
-    steps.next("convert to GGUF F16")
-    conversion = convert(policy_dir, out_dir / "F16.gguf")
-    steps.next("compare HF float32 with GGUF F16")
-    f16_parity = hf_against_f16(policy_dir, conversion.path, parity_set, threads)
+    steps.next("convert to GGUF F16 and compare it with HF float32")
+    f16 = out_dir / "F16.gguf"
+    conversion, f16_parity = convert_and_compare(policy_dir, f16, parity_set, threads)
     _gate_f16(f16_parity, config)
     steps.next("importance matrix from the policy's rollouts")
     imatrix = out_dir / "imatrix.gguf"
@@ -262,7 +261,7 @@ def _snapshot_answers(
 def _conversion(conversion: ConversionReport, out_dir: Path) -> dict[str, Any]:
     values = dataclasses.asdict(conversion)
     values["path"] = conversion.path.relative_to(out_dir).as_posix()
-    values["kept_f32"] = list(conversion.kept_f32)
+    values["kept_wide"] = list(conversion.kept_wide)
     return values
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from gguf import GGUFReader
+from gguf.quants import dequantize
 from safetensors.torch import load_file, save_file
 from tiny_models import CLASSES, hf_logits, kl, make_model, make_tokenizer, save
 from tokenizers import AddedToken, pre_tokenizers
@@ -74,7 +75,7 @@ def test_logits_equal_hf(variant, tmp_path, tokenizer, ids):
     got = llama_logits(half.path, ids)
     assert kl(expected, got) < 1e-5
     assert (expected.argmax(-1) == got.argmax(-1)).mean() > 0.95
-    assert half.architecture == arch and half.kept_f32 == ()
+    assert half.architecture == arch and half.kept_wide == ()
 
 
 def test_keys_are_the_configs(folders, tmp_path):
@@ -237,20 +238,33 @@ def test_a17_a_token_called_like_a_pad_does_not_collide(tmp_path):
     assert len(set(tokens)) == rows
 
 
-def test_overflowing_float16_is_kept_in_float32_and_named(tmp_path, tokenizer, ids):
+def test_overflowing_float16_is_kept_as_bfloat16_and_named(tmp_path, tokenizer, ids):
     model = make_model("qwen2")
     model.model.layers[0].mlp.down_proj.weight.data[0, 0] = 70000.0
     folder = save(model, tokenizer, tmp_path / "hf")
     report = convert(folder, tmp_path / "x.gguf")
-    assert report.kept_f32 == ("blk.0.ffn_down.weight",)
+    assert report.kept_wide == ("blk.0.ffn_down.weight: BF16",)
+    (tensor,) = [t for t in GGUFReader(report.path).tensors if t.name == "blk.0.ffn_down.weight"]
+    assert tensor.tensor_type.name == "BF16"
+    assert dequantize(tensor.data, tensor.tensor_type)[0, 0] == 70144.0  # 70000 in 8 bits
     assert kl(hf_logits(model, ids), llama_logits(report.path, ids)) < 1e-3
 
 
-def test_largest_values_of_float16():
-    assert stored_type("blk.0.ffn_up.weight", np.full((1, 2), 65504.0), "f16") is np.float16
-    assert stored_type("blk.0.ffn_up.weight", np.full((1, 2), -65520.0), "f16") is np.float32
-    assert stored_type("blk.0.attn_norm.weight", np.ones(2), "f16") is np.float32
-    assert stored_type("blk.0.ffn_up.weight", np.zeros((0, 2)), "f16") is np.float16
+@pytest.mark.parametrize(
+    ("name", "values", "kind"),
+    [
+        ("blk.0.ffn_up.weight", np.full((1, 2), 65504.0), "F16"),
+        ("blk.0.ffn_up.weight", np.full((1, 2), 65519.0), "F16"),  # rounds down to 65504
+        ("blk.0.ffn_up.weight", np.full((1, 2), -65520.0), "BF16"),
+        ("blk.0.ffn_up.weight", np.full((1, 2), 3.3895e38), "BF16"),
+        ("blk.0.ffn_up.weight", np.full((1, 2), 3.4e38), "F32"),
+        ("blk.0.attn_norm.weight", np.ones(2), "F32"),
+        ("blk.0.ffn_up.weight", np.zeros((0, 2)), "F16"),
+    ],
+)
+def test_the_narrowest_type_that_holds_the_values(name, values, kind):
+    assert stored_type(name, values, "f16") == kind
+    assert stored_type(name, values, "f32") == "F32"
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
