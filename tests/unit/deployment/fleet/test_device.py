@@ -213,10 +213,12 @@ def test_port_held_by_something_else_is_not_taken_for_the_release(device, releas
     path = device.app / "run/supervisor.json"
     remembered = path.read_bytes()
     path.unlink()
-    result, _ = deploy_to(device, releases.two, releases.pin)
+    try:
+        result, _ = deploy_to(device, releases.two, releases.pin)
+    finally:
+        path.write_bytes(remembered)
     assert (result.outcome, result.error) == ("failed", "WrongReleaseError"), result
     assert "something else holds it" in result.reason
-    path.write_bytes(remembered)
     pid = json.loads(remembered)["pid"]
     assert started_ticks(pid) == json.loads(remembered)["started_ticks"]
 
