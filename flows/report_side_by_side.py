@@ -22,7 +22,7 @@ _KINDS = {
     "gained": ("quantisation gained it", "good"),
     "other words": ("other words, same verdict", "calm"),
 }
-_HEAT = (1e-3, 1e-2, 1e-1, 1.0)
+_HEAT = (1e-4, 1e-3, 1e-2, 1e-1)
 """KL in nats from which a token is shown one shade darker."""
 MOST_FILES = 4
 """Files drawn in one chart; the page has as many line colours."""
@@ -94,13 +94,13 @@ def _files(figures: Mapping[str, Any]) -> list[tuple[str, Any]]:
 def _charts(figures: Mapping[str, Any]) -> list[dict[str, Any]]:
     files = _files(figures)[:MOST_FILES]
     specs = (
-        ("KL at each token of F16's answers", "nats", "kl_by_position", "position", "kl"),
-        ("Answers still the same", "share", "still_the_same", "tokens", "share"),
+        ("KL at each token of F16's answers", "nats", "kl_by_position", "position", "kl", 1),
+        ("Answers still the same", "share", "still_the_same", "tokens", "share", 0),
     )
     charts = []
-    for index, (title, unit, block, x, y) in enumerate(specs):
+    for index, (title, unit, block, x, y, first) in enumerate(specs):
         series = [
-            Series(name, tuple((float(p[x]), finite(p[y])) for p in rows(facts, block)))
+            Series(name, tuple((float(p[x]) + first, finite(p[y])) for p in rows(facts, block)))
             for name, facts in files
         ]
         svg = line_chart(f"side-{index}", title, series, unit="token")
@@ -120,7 +120,10 @@ def _example(name: str, example: Mapping[str, Any]) -> dict[str, Any]:
         "band": str(example.get("band", "")),
         "gold": clipped(str(example.get("gold", "")), 80),
         "parting": _parting(table(example, "parting"), name),
-        "tokens": [_token(token) for token in rows(example, "tokens")],
+        "tokens": [
+            _token(token, parts=place == dig(example, "parting", "position"))
+            for place, token in enumerate(rows(example, "tokens"))
+        ],
         "sides": [
             _side("F16", table(example, "f16")),
             _side(name, table(example, "file")),
@@ -139,13 +142,13 @@ def _parting(parting: Mapping[str, Any], name: str) -> str:
     return f"They part at token {position + 1:.0f}: F16 {said[0]}, {name} {said[1]}."
 
 
-def _token(token: Mapping[str, Any]) -> dict[str, str]:
+def _token(token: Mapping[str, Any], *, parts: bool) -> dict[str, str]:
     kl = finite(token.get("kl"))
     level = 0 if kl is None else sum(kl >= limit for limit in _HEAT)
     top = "" if token.get("same_top") else ", another token first"
     return {
         "text": clipped(str(token.get("text", "")), 40),
-        "css": f"h{level}",
+        "css": f"h{level} part" if parts else f"h{level}",
         "title": f"KL {number(kl)} nats{top}",
     }
 

@@ -91,12 +91,19 @@ def test_nothing_compared_is_no_section(tmp_path):
 
 @pytest.mark.parametrize(
     ("kl", "css"),
-    [(0.0, "h0"), (0.0009, "h0"), (0.001, "h1"), (0.05, "h2"), (0.5, "h3"), (9, "h4")],
+    [(0.0, "h0"), (0.00009, "h0"), (0.0001, "h1"), (0.005, "h2"), (0.05, "h3"), (9, "h4")],
 )
 def test_a_token_is_the_darker_the_farther_apart(kl, css):
     shown = figures()
     shown["files"]["Q4_K_M"]["examples"][0]["tokens"][0]["kl"] = kl
     assert section(shown)["examples"][0]["tokens"][0]["css"] == css
+
+
+def test_the_token_at_which_they_part_is_framed():
+    token = {"text": "7", "kl": 0.0, "same_top": True}
+    one = example(parting={"position": 1, "f16": "7", "file": "8"}) | {"tokens": [token] * 3}
+    shown = section(figures(examples=[one]))["examples"][0]["tokens"]
+    assert [t["css"] for t in shown] == ["h0", "h0 part", "h0"]
 
 
 @pytest.mark.parametrize(
@@ -126,7 +133,7 @@ def test_hostile_text_stays_text(page):
 def test_the_page_needs_no_network_and_no_script(page):
     assert not [v for n, v in page.attributes if n in ("src", "href") and v]
     assert any("default-src 'none'" in (v or "") for _, v in page.attributes)
-    assert "Point at one for its KL" in "".join(page.text)
+    assert "Point at a token for its KL" in "".join(page.text)
 
 
 def test_files_stand_largest_first_and_repaired_ones_beside_their_type():
