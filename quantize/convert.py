@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -26,7 +26,11 @@ if TYPE_CHECKING:
 FileType = Literal["f16", "f32"]
 StoredType = Literal["F32", "F16", "BF16"]
 
-_STORED = {"F32": np.dtype(np.float32), "F16": np.dtype(np.float16), "BF16": np.dtype(np.uint16)}
+_STORED: dict[StoredType, "np.dtype[Any]"] = {
+    "F32": np.dtype(np.float32),
+    "F16": np.dtype(np.float16),
+    "BF16": np.dtype(np.uint16),
+}
 LARGEST_BF16 = 3.3895313892515355e38
 """(2 − 2⁻⁷) · 2¹²⁷; what is larger rounds to infinity."""
 
