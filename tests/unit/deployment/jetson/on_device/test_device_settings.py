@@ -68,7 +68,7 @@ def test_settings_that_others_can_change_name_a_program_to_run(tmp_path, mode):
     [
         ("/opt/rl-pipeline/agent/releases/0123456789ab", "/"),
         ("/srv/dev1/opt/rl-pipeline/agent/releases/0123456789ab", "/srv/dev1"),
-        ("/home/me/runs/store/package/x/bundle", None),
+        ("/data/runs/store/package/x/bundle", None),
         ("/opt/rl-pipeline/agent/bundle", None),
         ("/usr/rl-pipeline/agent/releases/0", None),
         ("/", None),
