@@ -124,7 +124,7 @@ def test_compose_starts_what_up_starts(name, compose, specs):
     expected = {
         "prefect": "uvicorn --factory prefect.server.api.server:create_app",
         "mlflow": "mlflow server --host 0.0.0.0 --port 5000 --workers 1",
-        "worker": "--pool rl-pipeline --type process --limit 1",
+        "worker": "--pool rl-pipeline --type process",
     }
     assert expected[name] in " ".join(command.split())
 
