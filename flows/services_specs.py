@@ -157,8 +157,8 @@ def _worker(runs_dir: Path, ports: Ports, root: Path) -> ServiceSpec:
     }
     command = (
         *(sys.executable, "-m", "prefect", "worker", "start", "--pool", POOL),
-        # one at a time is the pool's limit; the worker's own ends it when a suspended run is resumed
-        # while its old process is still on its way out
+        # one at a time is the pool's limit; the worker's own would end it when a suspended run is
+        # resumed while its old process is still on its way out
         *("--type", "process", "--name", worker_name(runs_dir)),
         *("--no-create-pool-if-not-found", "--install-policy", "never"),
     )
