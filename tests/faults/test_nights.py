@@ -5,7 +5,9 @@ changed; a second night of such a day is planted, as a scheduler that misbehaves
 """
 
 import asyncio
+import json
 from datetime import UTC, datetime, timedelta
+from urllib.request import Request, urlopen
 from uuid import UUID
 
 import pytest
@@ -56,20 +58,18 @@ def schedule(world: World, when, profile: str, **overrides: object) -> UUID:
 
 
 def plan(world: World, first: datetime, last: datetime) -> list[UUID]:
-    """Have the scheduler plan what its schedule names between two instants; returns the new runs.
+    """Have the server's scheduler plan between two instants; returns the new runs, oldest first.
 
     The service itself is off in this world, so that nothing else is planned.
     """
-    from prefect.server.models.deployments import schedule_runs
-
-    async def planned(session) -> list[UUID]:
-        none = timedelta()
-        found = await schedule_runs(
-            session, world.deployment_id, first, last, min_time=none, min_runs=100, max_runs=100
-        )
-        return list(found)
-
-    return in_database(world, planned)
+    window = {"start_time": first.isoformat(), "end_time": last.isoformat(), "min_time": 0.0}
+    body = {**window, "min_runs": 100, "max_runs": 100}
+    with world.client() as client:
+        before = {run.id for run in client.read_flow_runs()}
+        url = f"{world.api_url}/deployments/{world.deployment_id}/schedule"
+        urlopen(Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"}))
+        new = [run for run in client.read_flow_runs() if run.id not in before]
+    return [run.id for run in sorted(new, key=lambda run: run.expected_start_time)]
 
 
 def plant(world: World, like: FlowRun, moved: timedelta) -> UUID:
