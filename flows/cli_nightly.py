@@ -101,11 +101,17 @@ def show_status(config: str, runs: Path) -> None:
         else:
             out.print(f"nights are [green]on[/]: {escape(schedule.cron)} in {schedule.timezone}")
             _show_starts(schedule.cron, schedule.timezone, out)
-    lines = NightLog(runs, profile).lines()
+    lines = without_begun(NightLog(runs, profile).lines())
     if not lines:
         out.print(f"no night of profile {escape(profile)} yet")
         return
     out.print(nights_table(lines[-SHOWN_NIGHTS:], profile))
+
+
+def without_begun(lines: Sequence[NightLine]) -> list[NightLine]:
+    """The lines without those of nights that also say how they ended."""
+    ended = {line.run_id for line in lines if line.outcome != "started"}
+    return [line for line in lines if line.outcome != "started" or line.run_id not in ended]
 
 
 def nights_table(lines: Sequence[NightLine], profile: str) -> Table:

@@ -94,11 +94,15 @@ def test_a_missing_night_alerts_and_exits_with_1_and_a_done_one_does_not():
 
 def test_status_without_a_server_still_shows_the_nights():
     night("skipped", "2027-01-04", reason="[red]7 h[/] late")
+    night("started", "2027-01-05", run_id="run-5")
     night("trained", "2027-01-05", run_id="run-5", new_rows=12)
+    night("started", "2027-01-06", run_id="run-6")
     shown = text(invoke("nightly", "status"))
     assert "schedule unknown: no Prefect server" in shown
     assert "[red]7 h[/] late" in shown  # a reason is text, not markup
     assert re.search(r"2027-01-05 .* trained 12 run-5", shown)
+    assert shown.count("run-5") == 1
+    assert re.search(r"2027-01-06 .* started run-6", shown)  # it runs, or it was killed
 
 
 def test_parameters_hold_typed_overrides_and_the_profile():
