@@ -31,81 +31,6 @@ from tasks.models.load import load_tokenizer
 logger = logging.getLogger(__name__)
 
 
-def run(
-    config: QuantizeConfig,
-    inputs: Mapping[str, ArtifactRecord],
-    out_dir: Path,
-    report: Reporter,
-    *,
-    answer_greedily: AnswerGreedily,
-    play: Play | None = None,
-    threads: int = 1,
-) -> ArtifactRecord:
-    """Make and judge every quantisation of `inputs["rl"]`; writes GGUF files and `parity.json`.
-
-    With `inputs["sft"]` the snapshot answers the same problems, so that a loss can be laid at the
-    right door. A rejected file stays in `out_dir` and says so in `parity.json`. `play` gives the
-    whole answers to problems in the same order: then `side_by_side.json` is written too.
-
-    Raises:
-        ParityGateError: the F16 file is not the HF model.
-        QuantizeError: whatever else went wrong, by name.
-    """
-    out_dir.mkdir(parents=True, exist_ok=True)
-    policy_dir = inputs["rl"].path / "policy"
-    steps = _Steps(report, 4 + 2 * len(config.types))
-    context_length = int(read_shape(policy_dir).kv["context_length"])
-    rollouts = read_rollouts(inputs["rl"].path / "rollouts.jsonl")
-    parity_set = take(rollouts, PARITY, config.parity_rollouts, context_length)
-    imatrix_set = take(rollouts, IMATRIX, config.imatrix_rollouts, context_length)
-
-    steps.next("convert to GGUF F16 and compare it with HF float32")
-    f16 = out_dir / "F16.gguf"
-    conversion, f16_parity = convert_and_compare(policy_dir, f16, parity_set, threads)
-    _gate_f16(f16_parity, config)
-    steps.next("importance matrix from the policy's rollouts")
-    imatrix = out_dir / "imatrix.gguf"
-    matrix = own_matrix(policy_dir, imatrix_set, config.imatrix_weights)
-    write_imatrix(matrix, imatrix, "policy rollouts")
-    reports = _quantise_all(config.types, conversion.path, imatrix, steps, threads)
-
-    steps.next(f"answer held-out problems with {F16}")
-    f16_answers = answers_of(answer_greedily, conversion.path, config.accuracy_problems)
-    yardstick = Yardstick(conversion.path, parity_set, answer_greedily, f16_answers, threads)
-    judged = _judge_all(config, reports, yardstick, steps)
-    repairs = _repair_rejected(config, judged, yardstick, imatrix, steps)
-    matrices = _matrices(config, policy_dir, reports, imatrix_set, yardstick, steps)
-    made = [*judged.values(), *(r.judged for r in repairs if r.judged is not None)]
-    answers = {F16: f16_answers, **{one.name: one.answers for one in made}}
-    steps.next("answer held-out problems with the snapshot")
-    snapshot = _snapshot_answers(inputs, out_dir, answer_greedily, len(f16_answers))
-
-    variants = {F16: f16_entry(conversion, f16_parity, f16_answers)}
-    variants |= {name: entry(one) for name, one in judged.items()}
-    variants = with_repairs(variants, repairs)
-    summary = {
-        "quant": variants,
-        **attributed(answers, snapshot),
-        "conversion": _conversion(conversion, out_dir),
-        "imatrix": {
-            "rollouts": len(imatrix_set),
-            "weights": config.imatrix_weights,
-            "sha256": hash_file(imatrix),
-            "comparison": matrices,
-        },
-        "parity_rollouts": len(parity_set),
-        "parity_tokens": f16_parity.tokens,
-        "accuracy_problems": len(f16_answers),
-    }
-    write_json(out_dir / "parity.json", summary)
-    if play is not None and config.side_by_side_problems:
-        files = {one.name: one.report.path for one in made}
-        figures = _side_by_side(config, policy_dir, files, answers, play, steps, threads)
-        write_json(out_dir / "side_by_side.json", {**figures, **attributed(answers, snapshot)})
-    steps.finish()
-    return _record(out_dir, variants)
-
-
 class _Steps:
     """Counts the stage's steps for `progress.json`."""
 
@@ -129,6 +54,94 @@ class _Steps:
     def finish(self) -> None:
         """Say that all is done."""
         self._report.progress(self._total, self._total, "done")
+
+
+def run(
+    config: QuantizeConfig,
+    inputs: Mapping[str, ArtifactRecord],
+    out_dir: Path,
+    report: Reporter,
+    *,
+    answer_greedily: AnswerGreedily,
+    play: Play | None = None,
+    threads: int = 1,
+) -> ArtifactRecord:
+    """Make and judge every quantisation of `inputs["rl"]`; writes GGUF files and `parity.json`.
+
+    With `inputs["sft"]` the snapshot answers the same problems, so that a loss can be laid at the
+    right door. A rejected file stays in `out_dir` and says so in `parity.json`. `play` gives the
+    whole answers to problems in the same order: then `side_by_side.json` is written too.
+
+    Raises:
+        ParityGateError: the F16 file is not the HF model.
+        QuantizeError: whatever else went wrong, by name.
+    """
+    out_dir.mkdir(parents=True, exist_ok=True)
+    policy_dir = inputs["rl"].path / "policy"
+    steps = _Steps(report, 5 + 2 * len(config.types))
+    imatrix_set, parity_set = _rollouts(config, inputs["rl"].path)
+    steps.next("convert to GGUF F16, compare with HF float32")
+    f16 = out_dir / "F16.gguf"
+    conversion, f16_parity = convert_and_compare(policy_dir, f16, parity_set, threads)
+    _gate_f16(f16_parity, config)
+    steps.next("importance matrix from the policy's rollouts")
+    imatrix = out_dir / "imatrix.gguf"
+    matrix = own_matrix(policy_dir, imatrix_set, config.imatrix_weights)
+    write_imatrix(matrix, imatrix, "policy rollouts")
+    reports = _quantise_all(config.types, conversion.path, imatrix, steps, threads)
+
+    steps.next(f"answer held-out problems with {F16}")
+    f16_answers = answers_of(answer_greedily, conversion.path, config.accuracy_problems)
+    yardstick = Yardstick(conversion.path, parity_set, answer_greedily, f16_answers, threads)
+    judged = _judge_all(config, reports, yardstick, steps)
+    repairs = _repair_rejected(config, judged, yardstick, imatrix, steps)
+    made = [*judged.values(), *(r.judged for r in repairs if r.judged is not None)]
+    answers = {F16: f16_answers, **{one.name: one.answers for one in made}}
+    steps.next("answer held-out problems with the snapshot")
+    snapshot = _snapshot_answers(inputs, out_dir, answer_greedily, len(f16_answers))
+
+    variants = {F16: f16_entry(conversion, f16_parity, f16_answers)}
+    variants |= {name: entry(one) for name, one in judged.items()}
+    variants = with_repairs(variants, repairs)
+    summary = {
+        "quant": variants,
+        **attributed(answers, snapshot),
+        "conversion": _conversion(conversion, out_dir),
+        "imatrix": {
+            **_described(imatrix, len(imatrix_set), config),
+            "comparison": _matrices(config, policy_dir, reports, imatrix_set, yardstick, steps),
+        },
+        "parity_rollouts": len(parity_set),
+        "parity_tokens": f16_parity.tokens,
+        "accuracy_problems": len(f16_answers),
+    }
+    write_json(out_dir / "parity.json", summary)
+    if play is not None and config.side_by_side_problems:
+        files = {one.name: one.report.path for one in made}
+        figures = _side_by_side(config, policy_dir, files, answers, play, steps, threads)
+        write_json(out_dir / "side_by_side.json", {**figures, **attributed(answers, snapshot)})
+    steps.finish()
+    return _record(out_dir, variants)
+
+
+def _rollouts(
+    config: QuantizeConfig, rl_dir: Path
+) -> tuple[list[RolloutTokens], list[RolloutTokens]]:
+    """The policy's own rollouts for the importance matrix, and other ones for parity."""
+    context_length = int(read_shape(rl_dir / "policy").kv["context_length"])
+    rollouts = read_rollouts(rl_dir / "rollouts.jsonl")
+    return (
+        take(rollouts, IMATRIX, config.imatrix_rollouts, context_length),
+        take(rollouts, PARITY, config.parity_rollouts, context_length),
+    )
+
+
+def _described(imatrix: Path, rollouts: int, config: QuantizeConfig) -> dict[str, Any]:
+    return {
+        "rollouts": rollouts,
+        "weights": config.imatrix_weights,
+        "sha256": hash_file(imatrix),
+    }
 
 
 def _matrices(
