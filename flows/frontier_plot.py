@@ -15,6 +15,7 @@ def plot(points: Sequence[Point], picked: Point | None, folder: Path) -> tuple[P
     """Write `frontier.png` and `frontier.svg`; returns their paths."""
     from io import BytesIO
 
+    from matplotlib import rc_context
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9, 6), layout="constrained")
@@ -30,7 +31,8 @@ def plot(points: Sequence[Point], picked: Point | None, folder: Path) -> tuple[P
         buffer = BytesIO()
         # no date: the same points give the same bytes
         metadata = {"Date": None} if kind == "svg" else {}
-        figure.savefig(buffer, format=kind, dpi=140, metadata=metadata)
+        with rc_context({"svg.hashsalt": "frontier"}):
+            figure.savefig(buffer, format=kind, dpi=140, metadata=metadata)
         written.append(write_atomic(folder / f"frontier.{kind}", buffer.getvalue()))
     return written[0], written[1]
 
@@ -48,6 +50,7 @@ def _draw_kld(axes: Any, points: Sequence[Point], picked: Point | None) -> None:
     on_it = {p.name for p in best}
     for point in points:
         _dot(axes, point, _kld(point), point.name in on_it, point == picked)
+    axes.margins(x=0.1, y=0.12)  # room for the names
     axes.set_ylabel("mean KL to F16, nats per token")
     axes.set_title("Size against fidelity; filled: nothing smaller lies nearer to F16")
     axes.grid(alpha=0.25)

@@ -1,6 +1,7 @@
 """`rl-pipeline quantise`: finds a policy and what it is judged by, explores, picks, writes."""
 
 import json
+import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -120,10 +121,11 @@ def quantise_policy(
         FrontierError: no file fulfils the wish; the frontier is written all the same.
         QuantizeError: whatever else went wrong, by name.
     """
+    types = _types(wish)
     out_dir.mkdir(parents=True, exist_ok=True)
     material = _material(policy, out_dir, problems, threads, progress)
     explorer = Explorer(material, out_dir / ".work", progress, _known(policy, material))
-    points = explorer.explore(_types(wish), wish.size_bytes)
+    points = explorer.explore(types, wish.size_bytes)
     try:
         write_json(out_dir / FRONTIER, as_json(points))
         plot(points, None, out_dir)
@@ -132,7 +134,7 @@ def quantise_policy(
         write_json(out_dir / FRONTIER, as_json(points, choice))
         plots = plot(points, choice.point, out_dir)
     finally:
-        _clear(out_dir / ".work")
+        shutil.rmtree(out_dir / ".work", ignore_errors=True)  # a killed attempt's too
     return Result(points, choice, file, plots)
 
 
@@ -141,14 +143,6 @@ def _types(wish: Wish) -> Sequence[QuantType]:
     if wish.name is not None and recipe_of(wish.name) not in LARGER:
         raise FrontierError(f"--type {wish.name}: expected one of {', '.join(LARGER)}")
     return LARGER
-
-
-def _clear(folder: Path) -> None:
-    if not folder.is_dir():
-        return
-    for path in folder.iterdir():
-        path.unlink()
-    folder.rmdir()
 
 
 def _material(

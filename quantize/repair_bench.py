@@ -2,6 +2,7 @@
 
 import logging
 import re
+import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -78,9 +79,7 @@ class RepairBench:
         return self
 
     def __exit__(self, *_exc: object) -> None:
-        for path in self._folder.iterdir():
-            path.unlink()
-        self._folder.rmdir()
+        shutil.rmtree(self._folder, ignore_errors=True)
 
     def _donor(self, kind: str) -> Path:
         """A file whose matrices all have the type `kind` (or what llama.cpp falls back to)."""
