@@ -141,7 +141,14 @@ class RepairBench:
         progress: Progress,
     ) -> list[float]:
         """KL of the file less its KL with one group given back as floats, by group."""
+        started_s = time.monotonic()
         whole = self._kld({"whole": self.subject.file}, rollouts)["whole"]
+        now_s = time.monotonic()
+        fitting = rollouts_within(len(rollouts), now_s - started_s, len(grouped), until - now_s)
+        if fitting < len(rollouts):
+            logger.info("%d of %d rollouts, for time", fitting, len(rollouts))
+            rollouts = rollouts[:fitting]
+            whole = self._kld({"whole": self.subject.file}, rollouts)["whole"]
         harms: list[float] = []
         for start in range(0, len(grouped), AT_ONCE):
             if time.monotonic() > until and harms:
@@ -177,6 +184,18 @@ class RepairBench:
                 entry = (tensor.tensor_type.name, int(tensor.n_bytes), float(error.sum()))
                 found[name].append(entry)
         return found
+
+
+def rollouts_within(rollouts: int, spent_s: float, groups: int, left_s: float) -> int:
+    """How many rollouts every group can be measured on in the time left, at least one.
+
+    `spent_s` went into one file and the reference on all of them; in a pass over `AT_ONCE` files
+    the reference is computed once.
+    """
+    needed_s = spent_s / 2 * groups * (AT_ONCE + 1) / AT_ONCE
+    if needed_s <= left_s:
+        return rollouts
+    return max(1, int(rollouts * max(left_s, 0.0) / needed_s))
 
 
 def _together(
