@@ -226,3 +226,16 @@ def test_a_generator_of_text_answers_gives_dropped_rows_its_kind(tmp_path):
     _, out = nights.night()
     (dropped,) = [row for row in read_rows(out / "train.jsonl") if row.source.startswith("drop:")]
     assert dropped.answer_kind == "text"
+
+
+def test_a_frozen_file_is_copied_and_not_written_anew(files):
+    """Bytes that this version of the project would write otherwise stay as they are."""
+    _, out1 = files.night()
+    rows = [json.loads(line) for line in (out1 / "heldout.jsonl").read_text().splitlines()]
+    earlier = "".join(
+        json.dumps(row, indent=None, separators=(" , ", " : ")) + "\n" for row in rows
+    )
+    (out1 / "heldout.jsonl").write_text(earlier)
+    record, out2 = files.night()
+    assert (out2 / "heldout.jsonl").read_text() == earlier
+    assert record.meta["heldout_sha256"] == hash_file(out1 / "heldout.jsonl")
