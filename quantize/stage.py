@@ -84,10 +84,7 @@ def run(
     f16 = out_dir / "F16.gguf"
     conversion, f16_parity = convert_and_compare(policy_dir, f16, parity_set, threads)
     _gate_f16(f16_parity, config)
-    steps.next("importance matrix from the policy's rollouts")
-    imatrix = out_dir / "imatrix.gguf"
-    matrix = own_matrix(policy_dir, imatrix_set, config.imatrix_weights)
-    write_imatrix(matrix, imatrix, "policy rollouts")
+    imatrix = _write_own_matrix(config, policy_dir, imatrix_set, out_dir, steps)
     reports = _quantise_all(config.types, conversion.path, imatrix, steps, threads)
 
     steps.next(f"answer held-out problems with {F16}")
@@ -95,6 +92,7 @@ def run(
     yardstick = Yardstick(conversion.path, parity_set, answer_greedily, f16_answers, threads)
     judged = _judge_all(config, reports, yardstick, steps)
     repairs = _repair_rejected(config, judged, yardstick, imatrix, steps)
+    matrices = _matrices(config, policy_dir, reports, imatrix_set, yardstick, steps)
     made = [*judged.values(), *(r.judged for r in repairs if r.judged is not None)]
     answers = {F16: f16_answers, **{one.name: one.answers for one in made}}
     steps.next("answer held-out problems with the snapshot")
@@ -107,18 +105,14 @@ def run(
         "quant": variants,
         **attributed(answers, snapshot),
         "conversion": _conversion(conversion, out_dir),
-        "imatrix": {
-            **_described(imatrix, len(imatrix_set), config),
-            "comparison": _matrices(config, policy_dir, reports, imatrix_set, yardstick, steps),
-        },
+        "imatrix": _described(imatrix, len(imatrix_set), config, matrices),
         "parity_rollouts": len(parity_set),
         "parity_tokens": f16_parity.tokens,
         "accuracy_problems": len(f16_answers),
     }
     write_json(out_dir / "parity.json", summary)
     if play is not None and config.side_by_side_problems:
-        files = {one.name: one.report.path for one in made}
-        figures = _side_by_side(config, policy_dir, files, answers, play, steps, threads)
+        figures = _side_by_side(config, policy_dir, made, answers, play, steps, threads)
         write_json(out_dir / "side_by_side.json", {**figures, **attributed(answers, snapshot)})
     steps.finish()
     return _record(out_dir, variants)
@@ -136,11 +130,29 @@ def _rollouts(
     )
 
 
-def _described(imatrix: Path, rollouts: int, config: QuantizeConfig) -> dict[str, Any]:
+def _write_own_matrix(
+    config: QuantizeConfig,
+    policy_dir: Path,
+    rollouts: Sequence[RolloutTokens],
+    out_dir: Path,
+    steps: _Steps,
+) -> Path:
+    """The file with the importance matrix of the policy's own rollouts."""
+    steps.next("importance matrix from the policy's rollouts")
+    path = out_dir / "imatrix.gguf"
+    write_imatrix(own_matrix(policy_dir, rollouts, config.imatrix_weights), path, "policy rollouts")
+    return path
+
+
+def _described(
+    imatrix: Path, rollouts: int, config: QuantizeConfig, comparison: dict[str, Any] | None
+) -> dict[str, Any]:
+    """What the matrix was made of, and how it compares where that was asked for."""
     return {
         "rollouts": rollouts,
         "weights": config.imatrix_weights,
         "sha256": hash_file(imatrix),
+        "comparison": comparison,
     }
 
 
@@ -171,7 +183,7 @@ def _matrices(
 def _side_by_side(
     config: QuantizeConfig,
     policy_dir: Path,
-    files: Mapping[str, Path],
+    made: Sequence[Judged],
     answers: Mapping[str, np.ndarray],
     play: Play,
     steps: _Steps,
@@ -180,6 +192,7 @@ def _side_by_side(
     """An even spread of problems, and some whose answers flipped, with everything that was said."""
     steps.more(1)
     steps.next("put answers side by side")
+    files = {one.name: one.report.path for one in made}
     tokenizer = load_tokenizer(policy_dir)
     spread = min(config.side_by_side_problems, len(answers[F16]))
     return measure(
