@@ -11,6 +11,9 @@ from rich.table import Table
 from flows.cli_console import console, reports_errors
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
+    from flows.quantise_run import Result
     from quantize.frontier import Point
 
 
@@ -81,6 +84,11 @@ def quantise(
         threads=threads or usable_cores(),
         progress=lambda text: show.print(f"[dim]{escape(text)}[/]"),
     )
+    show_result(result, show)
+
+
+def show_result(result: "Result", show: "Console") -> None:
+    """The table, the pick and its reason, and where the files are."""
     show.print(points_table(result.points, result.choice.point))
     show.print(f"picked [bold]{escape(result.choice.point.name)}[/]: {escape(result.choice.why)}")
     for tensor, kind in result.choice.point.raised:
