@@ -11,6 +11,8 @@ from tiny_models import make_model, make_tokenizer, save
 import quantize.stage as stage
 from configs.schema.quantize import QuantGate, QuantizeConfig, RepairConfig
 from quantize.errors import ParityGateError, RolloutsError, VocabularySizeError
+from quantize.rollouts import RolloutTokens
+from quantize.side_by_side import Played
 from tasks.artifacts.content_hash import hash_file, hash_json
 from tasks.artifacts.progress import Reporter
 from tasks.artifacts.record import ArtifactRecord
@@ -238,3 +240,50 @@ def test_a17_stops_before_anything_is_written(inputs, tmp_path):
     with pytest.raises(VocabularySizeError, match="<t59>"):
         run(inputs, tmp_path / "out")
     assert not list((tmp_path / "out").glob("*.gguf"))
+
+
+def said(gguf: Path, places) -> list[Played]:
+    """The answers of `answers`, with everything that was said: one greedy token."""
+    right = answers(gguf, max(places) + 1)
+    prompts = [(3 + i, 40 + i, 9) for i in places]
+    with LlamaCppEngine(gguf, n_ctx_per_seq=32, parallel_sequences=8) as engine:
+        tokens = [int(row[-1].argmax()) for row in engine.logits(prompts)]
+    return [
+        Played(
+            row_id=str(place),
+            band="easy",
+            gold="even",
+            correct=bool(right[place]),
+            outcome="correct" if right[place] else "wrong",
+            extracted=None,
+            messages=({"role": "assistant", "content": str(token)},),
+            tokens=RolloutTokens((*prompt, token), (False, False, False, True)),
+        )
+        for place, prompt, token in zip(places, prompts, tokens, strict=True)
+    ]
+
+
+def test_answers_side_by_side_and_the_comparison_of_matrices_are_written(inputs, tmp_path):
+    settings = config(imatrix_compare=True, side_by_side_problems=10, types=("Q4_K_M",))
+    record = stage.run(
+        settings,
+        inputs,
+        tmp_path / "out",
+        Reporter(tmp_path / "out"),
+        answer_greedily=answers,
+        play=said,
+    )
+    side = json.loads((tmp_path / "out" / "side_by_side.json").read_text())
+    parity = json.loads((tmp_path / "out" / "parity.json").read_text())
+    assert side["problems"] == 10 and list(side["files"]) == ["Q4_K_M"]
+    assert side["attribution"] == parity["attribution"]
+    flips = side["files"]["Q4_K_M"]["examples"]
+    changed = answers(tmp_path / "out/F16.gguf", 40) != answers(tmp_path / "out/Q4_K_M.gguf", 40)
+    shown = {int(e["row_id"]) for e in flips if e["kind"] != "other words"}
+    assert shown and shown <= set(np.flatnonzero(changed))
+    assert parity["imatrix"]["weights"] == settings.imatrix_weights
+    rows = parity["imatrix"]["comparison"]["rows"]
+    assert [r["matrix"] for r in rows] == ["own rollouts", "generic text", "none"]
+    own = parity["quant"]["Q4_K_M"]["kld_mean"]
+    assert rows[0]["kl"]["value"] == pytest.approx(own)
+    assert "side_by_side.json" not in record.meta["files"]  # it is for people, not for stages
