@@ -3,7 +3,7 @@
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from markupsafe import Markup
@@ -27,17 +27,20 @@ class Dot:
     kld: float
     """Above nought."""
     ships: bool | None
+    named: bool = True
+    """Whether its name is written beside it; all are told on pointing."""
 
 
 def frontier_section(files: RunFiles) -> dict[str, Any]:
     """The chart and, where `rl-pipeline quantise` was run, what it picked and why."""
     explored = _explored(files)
-    dots = [
-        *_dots([{"name": n, **facts} for n, facts in quantised(files).items() if n != "F16"]),
-        *_dots(rows(explored, "points")),
-    ]
-    unique = list({dot.name: dot for dot in reversed(dots)}.values())
     picked, why = dig(explored, "picked", "name"), dig(explored, "picked", "why")
+    made = [{"name": n, **facts} for n, facts in quantised(files).items() if n != "F16"]
+    tried = [
+        replace(dot, named="+" not in dot.name or dot.name == picked)
+        for dot in _dots(rows(explored, "points"))
+    ]
+    unique = list({dot.name: dot for dot in [*tried, *_dots(made)]}.values())
     return {
         "svg": chart(unique),
         "picked": str(picked) if picked else "",
@@ -148,7 +151,7 @@ def _dot(place: _Place, dot: Dot) -> Markup:
     mark = Markup(
         '<circle class="dot {}" cx="{}" cy="{}" r="4.5"><title>{}</title></circle>'
     ).format(colour, x, y, words)
-    if "." in dot.name.partition("+")[2]:  # one of several ways to raise as many tensors
+    if not dot.named:
         return mark
     label = Markup('<text class="tick" x="{}" y="{}">{}</text>')
     return mark + label.format(x + 8, y - 4, visible(dot.name))

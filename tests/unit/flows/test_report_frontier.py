@@ -79,6 +79,20 @@ def test_what_quantise_left_is_drawn_too_and_its_pick_named(tmp_path):
     assert 'aria-labelledby="frontier-t frontier-d"' in page
 
 
+def test_mixes_that_were_only_tried_are_told_on_pointing_alone(tmp_path):
+    run_dir = make_run(tmp_path)
+    tried = [
+        {"name": name, "size_bytes": size, "kld_mean": 0.03, "ships": True}
+        for name, size in (("IQ2_M+2", 600_000), ("IQ2_M+3", 610_000), ("Q5_K_M", 950_000))
+    ]
+    picked = {"name": "IQ2_M+2", "why": "w"}
+    explored(run_dir, json.dumps({"points": tried, "picked": picked}))
+    root = ET.fromstring(str(frontier_section(RunFiles(run_dir))["svg"]))
+    written = [e.text for e in root.iter() if e.tag.endswith("text")]
+    assert "IQ2_M+2" in written and "Q5_K_M" in written and "IQ2_M+3" not in written
+    assert any("IQ2_M+3: " in (e.text or "") for e in root.iter() if e.tag.endswith("title"))
+
+
 @pytest.mark.parametrize("body", ["{", "[1]", '{"points": 3, "picked": "x"}', "null"])
 def test_a_broken_file_is_said_and_the_page_stands(body, tmp_path):
     run_dir = make_run(tmp_path)
