@@ -35,6 +35,8 @@ START_TIMEOUT_S = 180.0
 """Loading Prefect or MLflow and making a database takes half a minute on a slow machine."""
 DEPLOY_TIMEOUT_S = 300.0
 _HEALTH_PATIENCE_S = 10.0
+_WORKER_PATIENCE_S = 45.0
+"""A worker reports every 30 s, to a server that may have been away."""
 _POLL_S = 0.5
 
 
@@ -71,21 +73,21 @@ def up(runs_dir: Path, ports: Ports, root: Path, tell: Tell) -> dict[str, str]:
     with services_lock(runs_dir):
         ports = _ports_in_use(runs_dir, ports)
         specs = service_specs(runs_dir, ports, root)
+        worker = specs.pop("worker")
         starting = [spec for spec in specs.values() if not _keeps_running(spec, runs_dir, tell)]
         for spec in starting:  # before anything is touched
             refuse_taken_port(spec)
-        servers = [spec for spec in starting if spec.port is not None]
-        if servers:
+        if starting:
             prepare_databases(runs_dir, tell)
-            if any(spec.name == "mlflow" for spec in servers):
-                release_artifacts(runs_dir, tell)
-        states = [(spec, _start(spec, runs_dir, root, tell)) for spec in servers]
+        if any(spec.name == "mlflow" for spec in starting):
+            release_artifacts(runs_dir, tell)
+        states = [(spec, _start(spec, runs_dir, root, tell)) for spec in starting]
         for spec, state in states:
             _wait(spec, state, runs_dir, tell)
-        _deploy(specs["worker"], runs_dir, root, tell)
-        for spec in starting:
-            if spec.port is None:
-                _wait(spec, _start(spec, runs_dir, root, tell), runs_dir, tell)
+        _deploy(worker, runs_dir, root, tell)
+        # judged last: a worker whose server was away works, and so does the run it holds
+        if not _keeps_running(worker, runs_dir, tell):
+            _wait(worker, _start(worker, runs_dir, root, tell), runs_dir, tell)
     return services_environment(runs_dir)
 
 
@@ -110,17 +112,18 @@ def _keeps_running(spec: ServiceSpec, runs_dir: Path, tell: Tell) -> bool:
         if crashed:
             tell(spec.name, "had crashed or the machine was restarted; it is started again")
         return False
-    deadline_s = time.monotonic() + _HEALTH_PATIENCE_S
+    if state.url != spec.url:
+        tell(spec.name, "works for another server; it is started again")
+        stop_service(spec.name, runs_dir, spec.grace_s)
+        return False
+    patience_s = _WORKER_PATIENCE_S if spec.port is None else _HEALTH_PATIENCE_S
+    deadline_s = time.monotonic() + patience_s
     while not healthy(spec.name, state.url, runs_dir):
         if time.monotonic() > deadline_s:
             tell(spec.name, "does not answer; it is started again")
             stop_service(spec.name, runs_dir, spec.grace_s)
             return False
         time.sleep(_POLL_S)
-    if state.url != spec.url:
-        tell(spec.name, "works for another server; it is started again")
-        stop_service(spec.name, runs_dir, spec.grace_s)
-        return False
     tell(spec.name, f"runs already, {spec.url} (process {state.pid})")
     return True
 

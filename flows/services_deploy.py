@@ -106,15 +106,34 @@ async def existing_deployment(client: PrefectClient, name: str) -> tuple[str | N
 
 
 async def ensure_automation(client: PrefectClient, wanted: AutomationCore) -> str:
-    """The automation of this name, once: updated where it is there, duplicates taken away."""
+    """The automation of this name, once: updated where it differs, duplicates taken away.
+
+    One that is the same is left alone: an update forgets the runs whose silence is being timed.
+    """
     found = sorted(await client.read_automations_by_name(wanted.name), key=lambda a: str(a.id))
     if not found:
         await client.create_automation(wanted)
         return "made"
     for duplicate in found[1:]:
         await client.delete_automation(duplicate.id)
+    if said(found[0]) == said(wanted):
+        return "is there"
     await client.update_automation(found[0].id, wanted)
-    return "is there"
+    return "updated"
+
+
+def said(automation: AutomationCore) -> Any:
+    """What an automation says, without ids and the order of what has none."""
+    core = set(AutomationCore.model_fields)
+    return _without_ids(automation.model_dump(mode="json", include=core))
+
+
+def _without_ids(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_ids(each) for key, each in value.items() if key != "id"}
+    if isinstance(value, list):
+        return sorted((_without_ids(each) for each in value), key=hash_json)
+    return value
 
 
 def read_automations() -> list[AutomationCore]:

@@ -23,6 +23,8 @@ ROOT_VARIABLE = "RL_PIPELINE_ROOT"
 """Environment variable: the folder a worker's flow runs work in; `prefect.yaml` reads it."""
 HEARTBEAT_S = 30
 """A flow run says this often that it lives (30 is the shortest Prefect takes)."""
+CLIENT_RETRIES = "8"
+"""2 + 4 + … + 256 s: a run goes on where its server was away for up to eight minutes."""
 LEASES = "prefect.server.concurrency.lease_storage.filesystem"
 _HTTP_TIMEOUT_S = 5.0
 
@@ -154,6 +156,7 @@ def _worker(runs_dir: Path, ports: Ports, root: Path) -> ServiceSpec:
         RUNS_VARIABLE: shown_runs_dir(runs_dir, root),
         ROOT_VARIABLE: str(root),
         "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": str(HEARTBEAT_S),
+        "PREFECT_CLIENT_MAX_RETRIES": CLIENT_RETRIES,
     }
     command = (
         *(sys.executable, "-m", "prefect", "worker", "start", "--pool", POOL),

@@ -135,6 +135,7 @@ def test_up_twice_is_up_once_and_keeps_what_a_person_set(stack):
     )
     for automation in read_automations():  # as `prefect automation create` does when run again
         post(stack, "/automations/", automation.model_dump(mode="json"))
+    updated = {a["id"]: a["updated"] for a in stack.api("/automations/filter", {})}
     post(stack, "/work_pools/rl-pipeline", {"concurrency_limit": 5}, "PATCH")
     done = stack.up()
     assert done.returncode == 0, done.stdout + done.stderr
@@ -142,8 +143,11 @@ def test_up_twice_is_up_once_and_keeps_what_a_person_set(stack):
     kept = nightly(stack)
     assert kept["active"] is True and kept["slug"] == "nightly"
     assert {key: kept["schedule"][key] for key in cron} == cron
-    names = [a["name"] for a in stack.api("/automations/filter", {})]
+    automations = stack.api("/automations/filter", {})
+    names = [a["name"] for a in automations]
     assert sorted(names) == sorted({a.name for a in read_automations()})
+    for each in automations:  # an update would forget the silence that is being timed
+        assert updated[each["id"]] == each["updated"]
     pool = stack.api("/work_pools/rl-pipeline")
     assert (pool["type"], pool["concurrency_limit"]) == ("process", 1)
 

@@ -22,7 +22,7 @@ SETTINGS = {
         "PREFECT__SERVER_FINAL",
     ),
     "mlflow": ("MLFLOW_SERVER_ENABLE_JOB_EXECUTION",),
-    "worker": ("PREFECT_FLOWS_HEARTBEAT_FREQUENCY",),
+    "worker": ("PREFECT_FLOWS_HEARTBEAT_FREQUENCY", "PREFECT_CLIENT_MAX_RETRIES"),
 }
 """Settings that must be the same however a service is started."""
 
