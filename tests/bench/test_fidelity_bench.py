@@ -206,10 +206,10 @@ def kl_of_rollouts(
 
 
 def large_model(folder: Path) -> tuple[Path, Path]:
-    """An untrained model of 19 M parameters and a matrix of made-up sums: only work is measured."""
+    """An untrained model of 38 M parameters and a matrix of made-up sums: only work is measured."""
     tokenizer = train_tokenizer(["12+34*5-6=?"], 512)
     shape = ScratchModel(
-        hidden_size=768, ffn_size=2304, layers=3, heads=12, kv_heads=6, vocab_size=512
+        hidden_size=1024, ffn_size=3072, layers=3, heads=16, kv_heads=8, vocab_size=512
     )
     model = build_model(shape, tokenizer, seed=0)
     save_model(model, tokenizer, folder / "model")
@@ -218,8 +218,8 @@ def large_model(folder: Path) -> tuple[Path, Path]:
     sums = {}
     for block in range(3):
         for name, columns in {
-            "attn_q": 768, "attn_k": 768, "attn_v": 768, "attn_output": 768,
-            "ffn_gate": 768, "ffn_up": 768, "ffn_down": 2304,
+            "attn_q": 1024, "attn_k": 1024, "attn_v": 1024, "attn_output": 1024,
+            "ffn_gate": 1024, "ffn_up": 1024, "ffn_down": 3072,
         }.items():  # fmt: skip
             sums[f"blk.{block}.{name}.weight"] = rng.gamma(0.5, size=columns) * 1000
     matrix = ImportanceMatrix(sums, dict.fromkeys(sums, 1000), 4)
