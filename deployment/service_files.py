@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-SERVICES = ("prefect", "mlflow", "worker")
+SERVICES = ("prefect", "mlflow", "worker", "reconciler")
 """In the order in which they start."""
 RUNS_VARIABLE = "RL_PIPELINE_RUNS"
 """Environment variable: the folder of runs a worker's flow runs write to."""

@@ -19,7 +19,7 @@ Overrides = Annotated[
         metavar="[KEY=VALUE]...", help="Overrides, as in rl.steps=20.", show_default=False
     ),
 ]
-Runs = Annotated[Path, typer.Option("--runs", help="Folder of runs.")]
+Runs = Annotated[Path, typer.Option("--runs", envvar="RL_PIPELINE_RUNS", help="Folder of runs.")]
 
 nightly = typer.Typer(
     no_args_is_help=True,

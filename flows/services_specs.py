@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from deployment.service_files import RUNS_VARIABLE
+from deployment.service_files import RUNS_VARIABLE, running
 from flows.prefect_server import FACTORY
 from flows.services_databases import database
 from tasks.artifacts.provenance import module_environment
@@ -23,6 +23,8 @@ ROOT_VARIABLE = "RL_PIPELINE_ROOT"
 """Environment variable: the folder a worker's flow runs work in; `prefect.yaml` reads it."""
 HEARTBEAT_S = 30
 """A flow run says this often that it lives (30 is the shortest Prefect takes)."""
+RECONCILE_S = 30
+"""What was killed has its terminal state within about this."""
 CLIENT_RETRIES = "8"
 """2 + 4 + … + 256 s: a run goes on where its server was away for up to eight minutes."""
 LEASES = "prefect.server.concurrency.lease_storage.filesystem"
@@ -56,7 +58,7 @@ class ServiceSpec:
     environment: dict[str, str]
     url: str
     port: int | None
-    """None for the worker, which listens nowhere."""
+    """None for those that listen nowhere."""
     grace_s: float
     """Time it gets to end by itself."""
 
@@ -74,7 +76,7 @@ def shown_runs_dir(runs_dir: Path, root: Path) -> str:
 
 
 def service_specs(runs_dir: Path, ports: Ports, root: Path) -> dict[str, ServiceSpec]:
-    """The three services; flow runs work in `root`.
+    """Every service; flow runs work in `root`.
 
     Raises:
         DatabaseUrlError: an environment variable names no usable database.
@@ -83,12 +85,13 @@ def service_specs(runs_dir: Path, ports: Ports, root: Path) -> dict[str, Service
         _prefect(runs_dir, ports),
         _mlflow(runs_dir, ports),
         _worker(runs_dir, ports, root),
+        _reconciler(runs_dir, ports, root),
     )
     return {spec.name: spec for spec in specs}
 
 
 def _environment(runs_dir: Path, name: str, extra: dict[str, str]) -> dict[str, str]:
-    """What all three share: telemetry off, Prefect's files under the runs folder, the mark."""
+    """What all share: telemetry off, Prefect's files under the runs folder, the mark."""
     home = runs_dir.resolve() / "prefect"
     return {
         **module_environment(),
@@ -169,6 +172,21 @@ def _worker(runs_dir: Path, ports: Ports, root: Path) -> ServiceSpec:
     return ServiceSpec("worker", command, environment, ports.api_url, None, 30.0)
 
 
+def _reconciler(runs_dir: Path, ports: Ports, root: Path) -> ServiceSpec:
+    """Gives what was killed its terminal state, so that the pool's slot is free again."""
+    extra = {
+        "PREFECT_API_URL": ports.api_url,
+        "MLFLOW_TRACKING_URI": ports.mlflow_url,
+        RUNS_VARIABLE: shown_runs_dir(runs_dir, root),
+    }
+    command = (
+        *(sys.executable, "-m", "flows.cli", "reconcile", "--resume"),
+        *("--every", str(RECONCILE_S)),
+    )
+    environment = _environment(runs_dir, "reconciler", extra)
+    return ServiceSpec("reconciler", command, environment, ports.api_url, None, 5.0)
+
+
 def worker_name(runs_dir: Path) -> str:
     """The worker's name in Prefect: one for each machine and runs folder."""
     digest = service_token(runs_dir, "worker").removeprefix("service-")[:6]
@@ -198,6 +216,8 @@ def healthy(name: str, url: str, runs_dir: Path) -> bool:
             return bool(ask(f"{url}/health") is True)
         if name == "mlflow":
             return bool(ask(f"{url}/health") == "OK")
+        if name == "reconciler":
+            return running(runs_dir, name) is not None
         workers = ask(f"{url}/work_pools/{POOL}/workers/filter", {})
     except (OSError, urllib.error.URLError):
         return False

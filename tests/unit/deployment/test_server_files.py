@@ -23,6 +23,7 @@ SETTINGS = {
     ),
     "mlflow": ("MLFLOW_SERVER_ENABLE_JOB_EXECUTION",),
     "worker": ("PREFECT_FLOWS_HEARTBEAT_FREQUENCY", "PREFECT_CLIENT_MAX_RETRIES"),
+    "reconciler": (),
 }
 """Settings that must be the same however a service is started."""
 
@@ -59,6 +60,7 @@ def test_there_is_a_unit_for_each_service():
     assert [path.stem for path in UNITS] == [
         "rl-pipeline-mlflow",
         "rl-pipeline-prefect",
+        "rl-pipeline-reconciler",
         "rl-pipeline-worker",
     ]
 
