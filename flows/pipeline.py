@@ -12,12 +12,13 @@ from configs.load import load_config
 from flows.approval import answered_approval, settle_promotion
 from flows.candidate import judge_promotion
 from flows.launch import run_pipeline
-from flows.nightly_run import end_state, taken_in
+from flows.nightly_run import end_state, skipped_state, taken_in
 from flows.nightly_start import starting_point
 from flows.parameters import Profile, Stage
 from flows.promotion import decide_promotion
 from flows.quarantine_decisions import released_rows
 from flows.run import open_run
+from flows.run_ends import NightSkippedError
 from tasks.evaluate_heldout import evaluate_heldout
 from tasks.package_edge import package_edge
 from tasks.prepare_data import prepare_data
@@ -51,24 +52,27 @@ def rl_pipeline(
     config = load_config(profile, overrides or {})
     if (answered := answered_approval(config)) is not None:
         return answered
-    with open_run(config, force=force or (), stop_after=stop_after, nightly=nightly) as run:
-        data = run.stage(
-            "data", prepare_data, **taken_in(run), **released_rows(run.context.runs_dir)
-        )
-        sft = run.stage("sft", train_sft, data=data, **starting_point(run, data))
-        rl = run.stage("rl", train_rl, data=data, sft=sft)
-        evaluation = run.stage("evaluation", evaluate_heldout, data=data, sft=sft, rl=rl)
-        judge_promotion(run, evaluation)
-        quantize = run.stage("quantize", quantize_model, data=data, sft=sft, rl=rl)
-        run.stage(
-            "package",
-            package_edge,
-            data=data,
-            sft=sft,
-            rl=rl,
-            evaluation=evaluation,
-            quantize=quantize,
-        )
-        decide_promotion(run)
+    try:
+        with open_run(config, force=force or (), stop_after=stop_after, nightly=nightly) as run:
+            data = run.stage(
+                "data", prepare_data, **taken_in(run), **released_rows(run.context.runs_dir)
+            )
+            sft = run.stage("sft", train_sft, data=data, **starting_point(run, data))
+            rl = run.stage("rl", train_rl, data=data, sft=sft)
+            evaluation = run.stage("evaluation", evaluate_heldout, data=data, sft=sft, rl=rl)
+            judge_promotion(run, evaluation)
+            quantize = run.stage("quantize", quantize_model, data=data, sft=sft, rl=rl)
+            run.stage(
+                "package",
+                package_edge,
+                data=data,
+                sft=sft,
+                rl=rl,
+                evaluation=evaluation,
+                quantize=quantize,
+            )
+            decide_promotion(run)
+    except NightSkippedError as skipped:
+        return skipped_state(skipped)
     settle_promotion(run)
     return end_state(run)
