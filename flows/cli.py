@@ -233,8 +233,31 @@ COMMANDS: tuple[str, ...] = (
 )
 """Modules with further commands; each has `register(app)` and imports what it needs late."""
 
-for _module in COMMANDS:
-    import_module(_module).register(app)
+PANELS = {
+    "Run": ("run", "plan", "check", "doctor", "config", "report"),
+    "Serve and ship": ("serve", "verify", "edge", "devices", "deploy", "collect"),
+    "Every night": ("up", "down", "ps", "nightly", "reconcile", "alerts", "backup", "gc"),
+    "Champion": ("promote", "rollback", "approve", "history"),
+    "Look closer": ("lineage", "parity", "quantise", "quarantine", "upload"),
+}
+"""How `--help` groups the commands."""
+
+
+def _register() -> None:
+    """Add the commands of every module, and sort them all into panels."""
+    for module in COMMANDS:
+        import_module(module).register(app)
+    panel_of = {name: panel for panel, names in PANELS.items() for name in names}
+    order = list(panel_of)
+    for command in app.registered_commands:
+        name = str(command.name or getattr(command.callback, "__name__", ""))
+        command.name, command.rich_help_panel = name, panel_of[name]
+    for group in app.registered_groups:
+        group.rich_help_panel = panel_of[str(group.name)]
+    app.registered_commands.sort(key=lambda c: order.index(str(c.name)))
+
+
+_register()
 
 
 def main() -> None:

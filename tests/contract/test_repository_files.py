@@ -90,6 +90,7 @@ def test_commands_in_the_readme_are_commands_there_are() -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     named = set(re.findall(r"rl-pipeline ([a-z]+)", text))
     commands = {c.name or c.callback.__name__ for c in app.registered_commands if c.callback}
+    commands |= {str(group.name) for group in app.registered_groups}
     assert named <= commands
     targets = set(re.findall(r"^([a-z0-9-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     assert set(re.findall(r"`make ([a-z0-9-]+)`", text)) <= targets
