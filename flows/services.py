@@ -73,8 +73,9 @@ def up(runs_dir: Path, ports: Ports, root: Path, tell: Tell) -> dict[str, str]:
     with services_lock(runs_dir):
         ports = _ports_in_use(runs_dir, ports)
         specs = service_specs(runs_dir, ports, root)
-        worker = specs.pop("worker")
-        starting = [spec for spec in specs.values() if not _keeps_running(spec, runs_dir, tell)]
+        servers = [spec for spec in specs.values() if spec.port is not None]
+        clients = [spec for spec in specs.values() if spec.port is None]
+        starting = [spec for spec in servers if not _keeps_running(spec, runs_dir, tell)]
         for spec in starting:  # before anything is touched
             refuse_taken_port(spec)
         if starting:
@@ -84,10 +85,11 @@ def up(runs_dir: Path, ports: Ports, root: Path, tell: Tell) -> dict[str, str]:
         states = [(spec, _start(spec, runs_dir, root, tell)) for spec in starting]
         for spec, state in states:
             _wait(spec, state, runs_dir, tell)
-        _deploy(worker, runs_dir, root, tell)
+        _deploy(specs["worker"], runs_dir, root, tell)
         # judged last: a worker whose server was away works, and so does the run it holds
-        if not _keeps_running(worker, runs_dir, tell):
-            _wait(worker, _start(worker, runs_dir, root, tell), runs_dir, tell)
+        for spec in clients:
+            if not _keeps_running(spec, runs_dir, tell):
+                _wait(spec, _start(spec, runs_dir, root, tell), runs_dir, tell)
     return services_environment(runs_dir)
 
 

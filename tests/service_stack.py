@@ -13,6 +13,7 @@ from typing import Any
 
 import psutil
 
+from deployment.service_files import SERVICES
 from flows.services_specs import service_token
 from tasks.process_tree import marked
 
@@ -86,12 +87,11 @@ class Stack:
 
     def pids(self) -> dict[str, int]:
         """Reaper of each service."""
-        return {name: self.state(name)["pid"] for name in ("prefect", "mlflow", "worker")}
+        return {name: self.state(name)["pid"] for name in SERVICES}
 
     def living(self) -> list[psutil.Process]:
         """Every process the services started that still runs."""
-        names = ("prefect", "mlflow", "worker")
-        return [p for name in names for p in marked(service_token(self.runs, name))]
+        return [p for name in SERVICES for p in marked(service_token(self.runs, name))]
 
     def api(self, path: str, body: Any = None) -> Any:
         """Ask Prefect's server."""

@@ -11,6 +11,7 @@ import psutil
 import pytest
 from service_stack import Stack
 
+from deployment.service_files import SERVICES
 from flows.services_deploy import read_automations
 
 pytestmark = pytest.mark.timeout(900)
@@ -37,9 +38,9 @@ def parameters_of(stack, name):
     return found["parameters"]
 
 
-def test_all_three_run_and_listen_on_this_machine_only(stack):
+def test_all_run_and_listen_on_this_machine_only(stack):
     shown = stack.ours("ps", "--runs", str(stack.runs))
-    assert shown.returncode == 0 and shown.stdout.count("running") == 3
+    assert shown.returncode == 0 and shown.stdout.count("running") == len(SERVICES)
     listening = {
         c.laddr.ip
         for process in stack.living()
@@ -139,7 +140,7 @@ def test_up_twice_is_up_once_and_keeps_what_a_person_set(stack):
     post(stack, "/work_pools/rl-pipeline", {"concurrency_limit": 5}, "PATCH")
     done = stack.up()
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count("runs already") == 3 and stack.pids() == before
+    assert done.stdout.count("runs already") == len(SERVICES) and stack.pids() == before
     kept = nightly(stack)
     assert kept["active"] is True and kept["slug"] == "nightly"
     assert {key: kept["schedule"][key] for key in cron} == cron
@@ -180,8 +181,8 @@ def test_databases_are_backed_up_while_they_are_used(stack):
 
 def test_down_leaves_nothing(stack):
     done = stack.down()
-    assert done.returncode == 0 and done.stdout.count("stopped") == 3
+    assert done.returncode == 0 and done.stdout.count("stopped") == len(SERVICES)
     assert stack.living() == []
     assert list((stack.runs / "services").glob("*.json")) == []
     again = stack.down()
-    assert again.returncode == 0 and again.stdout.count("did not run") == 3
+    assert again.returncode == 0 and again.stdout.count("did not run") == len(SERVICES)
