@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from uuid import UUID
 
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.filters import (
@@ -45,6 +46,7 @@ SKIPPED = "Skipped"
 """Name of the state, of type Cancelled, in which a night that did not start ends."""
 NOTHING_NEW: Outcome = "nothing new"
 STILL_COUNTS = [StateType.SCHEDULED, StateType.PENDING, StateType.RUNNING, StateType.COMPLETED]
+UNNAMED = ("CronSchedule", "IntervalSchedule", "RRuleSchedule")
 logger = logging.getLogger(__name__)
 
 
@@ -159,18 +161,12 @@ def scheduled_night(client: SyncPrefectClient, run: FlowRun, default_zone: str) 
 
 
 def _cron_and_zone(client: SyncPrefectClient, run: FlowRun) -> tuple[str | None, str | None]:
-    """Of the schedule that started the run; None where it is gone or no cron.
-
-    Deploying anew gives a schedule another id, so one of the same slug counts too.
-    """
+    """Of the schedule that started the run; None where it is gone or no cron."""
     assert run.deployment_id is not None
-    schedules = client.read_deployment_schedules(run.deployment_id)
-    made_by = run.created_by
-    ours = [s for s in schedules if made_by is not None and s.id == made_by.id]
-    named = [s for s in schedules if made_by is not None and s.slug == made_by.display_value]
-    for found in [*ours, *named]:
-        cron = found.schedule.cron if isinstance(found.schedule, CronSchedule) else None
-        return cron, getattr(found.schedule, "timezone", None)
+    for found in client.read_deployment_schedules(run.deployment_id):
+        if same_schedule((found.id, found.slug), maker(run)):
+            cron = found.schedule.cron if isinstance(found.schedule, CronSchedule) else None
+            return cron, getattr(found.schedule, "timezone", None)
     return None, None
 
 
@@ -186,8 +182,26 @@ def _newer(client: SyncPrefectClient, run: FlowRun, scheduled_at: datetime) -> d
             ),
         )
     )
-    due = [r.expected_start_time for r in later if r.auto_scheduled and r.expected_start_time]
-    return max(due, default=None)
+    ours = [r for r in later if r.auto_scheduled and same_schedule(maker(r), maker(run))]
+    return max((r.expected_start_time for r in ours if r.expected_start_time), default=None)
+
+
+Maker = tuple[UUID | None, str | None]
+"""Id and name of the schedule that made a run."""
+
+
+def maker(run: FlowRun) -> Maker:
+    """The schedule that made a run; a schedule without a slug is shown by its class: no name."""
+    made_by = run.created_by
+    if made_by is None:
+        return None, None
+    name = made_by.display_value
+    return made_by.id, None if name in UNNAMED else name
+
+
+def same_schedule(one: Maker, other: Maker) -> bool:
+    """The same id, or the same name: deploying anew gives a schedule another id."""
+    return any(mine is not None and mine == theirs for mine, theirs in zip(one, other, strict=True))
 
 
 @contextlib.contextmanager

@@ -9,6 +9,8 @@ from uuid import uuid4
 
 import pytest
 from prefect.client.orchestration import get_client
+from prefect.client.schemas.actions import DeploymentScheduleCreate
+from prefect.client.schemas.schedules import CronSchedule
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from flows import nightly_schedule
@@ -80,6 +82,17 @@ def test_the_server_plans_one_night_a_day_over_the_change_of_clocks(client):
     assert nights[0].newer_at == runs[2].expected_start_time
     assert nights[2].newer_at is None
     assert all(n.scheduled and n.attempt == 1 for n in nights)
+
+
+def test_the_night_of_another_schedule_is_no_newer_night(client):
+    """Two profiles, an hour apart on one deployment: neither does the work of the other."""
+    enable(client, "30 2 * * *", "UTC", {"profile": "micro"})
+    other = CronSchedule(cron="30 3 * * *", timezone="UTC")
+    made = [DeploymentScheduleCreate(schedule=other, active=True)]
+    client.create_deployment_schedules(nightly_schedule.deployment(client).id, made)
+    first, second = planned(client, datetime(2026, 10, 24, tzinfo=UTC), 1)
+    assert scheduled_night(client, first, "UTC").newer_at is None
+    assert scheduled_night(client, second, "UTC").day == "2026-10-24"
 
 
 def test_a_schedule_deployed_anew_is_still_known_by_its_name(client):
