@@ -5,10 +5,8 @@ changed; a second night of such a day is planted, as a scheduler that misbehaves
 """
 
 import asyncio
-import json
 import time
 from datetime import UTC, datetime, timedelta
-from urllib.request import Request, urlopen
 from uuid import UUID
 
 import pytest
@@ -68,8 +66,8 @@ def plan(world: World, first: datetime, last: datetime) -> list[UUID]:
     body = {**window, "min_runs": 100, "max_runs": 100}
     with world.client() as client:
         before = {run.id for run in client.read_flow_runs()}
-        url = f"{world.api_url}/deployments/{world.deployment_id}/schedule"
-        urlopen(Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"}))
+        path = "/deployments/{id}/schedule"
+        client.request("POST", path, path_params={"id": world.deployment_id}, json=body)
         new = [run for run in client.read_flow_runs() if run.id not in before]
     return [run.id for run in sorted(new, key=lambda run: run.expected_start_time)]
 

@@ -1,10 +1,7 @@
 """The schedule of nights on a real Prefect server, and that its scheduler really plans them."""
 
-import json
-import os
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from urllib.request import Request, urlopen
 from uuid import uuid4
 
 import pytest
@@ -41,10 +38,10 @@ def client(shared_server, monkeypatch):
 def planned(client, first: datetime, days: int) -> list:
     """Have the server plan, as its scheduler does; what is planned then."""
     deployment_id = nightly_schedule.deployment(client).id
-    url = f"{os.environ['PREFECT_API_URL']}/deployments/{deployment_id}/schedule"
     window = {"start_time": first.isoformat(), "end_time": (first + timedelta(days)).isoformat()}
     body = {**window, "min_time": 0.0, "min_runs": 50, "max_runs": 50}
-    urlopen(Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"}))
+    path = "/deployments/{id}/schedule"
+    client.request("POST", path, path_params={"id": deployment_id}, json=body)
     runs = [r for r in client.read_flow_runs() if r.deployment_id == deployment_id]
     return sorted(runs, key=lambda run: run.expected_start_time)
 
