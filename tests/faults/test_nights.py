@@ -162,7 +162,7 @@ def test_a22_nights_run_one_at_a_time_and_one_a_day(world):
         "nights",
         value=kept / len(tally),
         met=kept == len(tally),
-        note=f"{kept} of {len(tally)} checks over nine nights; real scheduler, server and worker, tiny stages",
+        note=f"{kept} of {len(tally)} checks over nine nights; real server and worker, tiny stages",
         details=tally,
     )
     assert tally == dict.fromkeys(tally, KEPT)
