@@ -53,9 +53,9 @@ class QuantizeConfig(Config):
     }
     imatrix_rollouts: int = Field(256, ge=1)
     """The policy's own rollouts that make the importance matrix."""
-    imatrix_weights: Literal["gradient", "all", "assistant"] = "gradient"
-    """What a token counts for in the importance matrix: by how much it moves the policy's own
-    choices, every token alike, or only the positions from which the policy samples."""
+    imatrix_weights: Literal["all", "assistant", "gradient"] = "all"
+    """What a token counts for in the importance matrix: every token alike, only the positions from
+    which the policy samples, or by how much it moves the policy's own choices."""
     imatrix_compare: bool = False
     """Also quantise with a matrix of generic text, and with none where the type allows it, and
     report the difference in KL."""

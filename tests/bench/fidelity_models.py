@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from configs.schema import PipelineConfig
 from quantize.convert import convert
 from quantize.rollouts import RolloutTokens
@@ -19,7 +21,7 @@ from tasks.artifacts.progress import Reporter
 from tasks.data import stage as data_stage
 from tasks.environments.renderer import PromptRenderer
 from tasks.environments.row import read_rows
-from tasks.models.load import load_tokenizer
+from tasks.models.load import load_model, load_tokenizer, save_model
 from tasks.sampling.episode import EpisodeTask, run_episodes
 from tasks.sampling.llama_cpp_engine import LlamaCppEngine
 from tasks.sampling.types import SamplingParams
@@ -113,6 +115,7 @@ class Agent:
     folder: Path
     f16: Path
     matrix: list[RolloutTokens]
+    """For the importance matrix."""
     heldout: list[RolloutTokens]
 
 
@@ -205,24 +208,24 @@ RECIPES = {
         {
             "vocab_size": 768,
             "hidden_size": 512,
-            "ffn_size": 512,
-            "layers": 2,
+            "ffn_size": 768,
+            "layers": 3,
             "heads": 8,
             "kv_heads": 4,
         },
-        {"steps": 220, "batch_size": 16, "optimiser": {"lr": 1.5e-3, "warmup_steps": 20}},
+        {"steps": 300, "batch_size": 24, "optimiser": {"lr": 1e-3, "warmup_steps": 20}},
     ),
     "stock notes": Recipe(
         stock_note,
         {
             "vocab_size": 512,
-            "hidden_size": 256,
-            "ffn_size": 768,
-            "layers": 4,
+            "hidden_size": 512,
+            "ffn_size": 1024,
+            "layers": 3,
             "heads": 4,
             "kv_heads": 2,
         },
-        {"steps": 260, "batch_size": 16, "optimiser": {"lr": 2e-3, "warmup_steps": 20}},
+        {"steps": 300, "batch_size": 24, "optimiser": {"lr": 1e-3, "warmup_steps": 20}},
     ),
 }
 
@@ -250,6 +253,41 @@ def make_agent(name: str, folder: Path, *, rollouts: int, seed: int = 0, threads
     f16 = convert(model, folder / "F16.gguf").path
     sampled = list(_sample(config, model, f16, folder / "data", 2 * rollouts, threads))
     return Agent(name, model, f16, sampled[:rollouts], sampled[rollouts:])
+
+
+def relabelled(folder: Path, out: Path, seed: int) -> Path:
+    """The same network with its hidden units in another order: equal to the last bit but for the
+    order of sums, and rounded in other blocks. What differs between orders is the luck of rounding.
+    """
+    model, tokenizer = load_model(folder), load_tokenizer(folder)
+    generator = torch.Generator().manual_seed(seed)
+    config, body = model.config, model.model
+    stream = torch.randperm(config.hidden_size, generator=generator)
+    with torch.no_grad():
+        _reorder(body.embed_tokens.weight, columns=stream)
+        _reorder(body.norm.weight, rows=stream)
+        for layer in body.layers:
+            attention, mlp = layer.self_attn, layer.mlp
+            inner = torch.randperm(config.intermediate_size, generator=generator)
+            for norm in (layer.input_layernorm, layer.post_attention_layernorm):
+                _reorder(norm.weight, rows=stream)
+            for projection in (attention.q_proj, attention.k_proj, attention.v_proj):
+                _reorder(projection.weight, columns=stream)
+            _reorder(attention.o_proj.weight, rows=stream)
+            for projection in (mlp.gate_proj, mlp.up_proj):
+                _reorder(projection.weight, rows=inner, columns=stream)
+            _reorder(mlp.down_proj.weight, rows=stream, columns=inner)
+    save_model(model, tokenizer, out)
+    return out
+
+
+def _reorder(
+    weight: torch.Tensor, rows: torch.Tensor | None = None, columns: torch.Tensor | None = None
+) -> None:
+    if rows is not None:
+        weight.copy_(weight[rows].clone())
+    if columns is not None:
+        weight.copy_(weight[:, columns].clone())
 
 
 def _sample(

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fidelity_models import RECIPES, Agent, make_agent
+from fidelity_models import RECIPES, Agent, make_agent, relabelled
 from llama_tools import (
     best,
     find_tools,
@@ -21,6 +21,7 @@ from llama_tools import (
 )
 
 from configs.schema.model import ScratchModel
+from configs.schema.quantize import QuantizeConfig
 from quantize.convert import convert
 from quantize.divergence import against
 from quantize.imatrix import ImportanceMatrix, write_imatrix
@@ -37,6 +38,8 @@ pytestmark = pytest.mark.timeout(3600)
 
 ROLLOUTS = 320
 """For the matrix, and as many others held out."""
+ORDERS = 3
+"""Orders of the hidden units over which a sequence's KL is averaged."""
 N_CTX, ROUNDS = 256, 3
 SETTINGS = ["-c", str(N_CTX), "-t", "1", "-tb", "1", "-fa", "off", "-ctk", "f32", "-ctv", "f32"]
 """One thread; attention and cache as this project compares, so that only rounding differs."""
@@ -60,32 +63,46 @@ def agent_of(tmp_path_factory):
     return make
 
 
-@pytest.fixture(scope="module")
-def matrices_of(agent_of):
-    """Paths of the own and of the generic matrix, by agent."""
-
-    @cache
-    def make(name: str) -> dict[str, Path]:
-        agent = agent_of(name)
-        own, text = (agent.f16.with_name(f"{n}.imatrix.gguf") for n in ("own", "text"))
-        write_imatrix(own_matrix(agent.folder, agent.matrix, "gradient"), own, "own rollouts")
-        tokens = sum(len(r.token_ids) for r in agent.matrix)
-        matrix, origin = generic_matrix(agent.folder, tokens, N_CTX)
-        write_imatrix(matrix, text, origin)
-        return {"own": own, "text": text}
-
-    return make
+def quantised(f16: Path, quant_type: str, matrix: ImportanceMatrix | None, name: str) -> Path:
+    """One file, which must really hold the types it is named after."""
+    path = f16.with_name(f"{quant_type}-{name}.gguf")
+    imatrix = None
+    if matrix is not None:
+        imatrix = f16.with_name(f"{name}.imatrix.gguf")
+        write_imatrix(matrix, imatrix, name)
+    report = quantise(f16, path, quant_type, imatrix)
+    assert not report.fallbacks, "rows divisible by 256"
+    return path
 
 
-def scored(agent: Agent, quant_type: str, **matrices: Path | None) -> dict[str, list]:
-    """KL of a type to F16 on held-out rollouts, with each of some matrices."""
-    files = {
-        name: quantise(agent.f16, agent.f16.with_name(f"{quant_type}-{name}.gguf"), quant_type, m)
-        for name, m in matrices.items()
-    }
-    paths = {name: report.path for name, report in files.items()}
-    assert all(not report.fallbacks for report in files.values()), "rows divisible by 256"
-    return against(agent.f16, paths, agent.heldout, 1)
+def scored(agent: Agent, quant_type: str, other: str, folder: Path) -> dict[str, list]:
+    """KL to F16 on held-out rollouts with the own matrix and with another or none.
+
+    Each sequence's figure is its mean over some orders of the network's hidden units, so that the
+    matrix is judged and not the luck of one rounding.
+    """
+    tokens = sum(len(r.token_ids) for r in agent.matrix)
+    sums: dict[str, list[list[SequenceParity]]] = {"own": [], other: []}
+    for order in range(ORDERS):
+        model = relabelled(agent.folder, folder / f"order-{order}", seed=order)
+        f16 = convert(model, folder / f"order-{order}" / "F16.gguf").path
+        own = own_matrix(model, agent.matrix, QuantizeConfig().imatrix_weights)
+        text = generic_matrix(model, tokens, N_CTX)[0] if other == "text" else None
+        files = {
+            "own": quantised(f16, quant_type, own, "own"),
+            other: quantised(f16, quant_type, text, other),
+        }
+        for name, sequences in against(f16, files, agent.heldout, 1).items():
+            sums[name].append(sequences)
+    return {name: list(map(mean_of, *orders)) for name, orders in sums.items()}
+
+
+def mean_of(*orders: SequenceParity) -> SequenceParity:
+    """One sequence's figures, the mean over orders."""
+    return SequenceParity(
+        orders[0].tokens,
+        *(float(np.mean(column)) for column in list(zip(*orders, strict=True))[1:]),
+    )
 
 
 def compared(
@@ -105,6 +122,7 @@ def compared(
             "ci95": [difference.low, difference.high],
             "sequences": len(own),
             "tokens": sum(s.tokens for s in own),
+            "orders": ORDERS,
         }
     said = "; ".join(
         f"{name} {d['own']:.3g} against {d['other']:.3g} nats, difference {d['ci95'][0]:+.1e} to "
@@ -117,21 +135,20 @@ def compared(
 
 @pytest.mark.bench
 @pytest.mark.figure("imatrix_on_policy_iq2_m")
-def test_own_rollouts_against_generic_text(agent_of, matrices_of):
+def test_own_rollouts_against_generic_text(agent_of, tmp_path):
     found = {}
     for name in RECIPES:
-        kl = scored(agent_of(name), "IQ2_M", **matrices_of(name))
+        kl = scored(agent_of(name), "IQ2_M", "text", tmp_path / name)
         found[name] = (kl["own"], kl["text"])
     compared("imatrix_on_policy_iq2_m", found)
 
 
 @pytest.mark.bench
 @pytest.mark.figure("imatrix_on_policy_q4_k_m")
-def test_own_rollouts_against_no_matrix(agent_of, matrices_of):
+def test_own_rollouts_against_no_matrix(agent_of, tmp_path):
     found = {}
     for name in RECIPES:
-        own = matrices_of(name)["own"]
-        kl = scored(agent_of(name), "Q4_K_M", own=own, none=None)
+        kl = scored(agent_of(name), "Q4_K_M", "none", tmp_path / name)
         found[name] = (kl["own"], kl["none"])
     compared("imatrix_on_policy_q4_k_m", found)
 
@@ -139,18 +156,18 @@ def test_own_rollouts_against_no_matrix(agent_of, matrices_of):
 def plain_text(agent: Agent, path: Path) -> Path:
     """What the agent said, as text without special tokens, which llama.cpp's tool cannot read."""
     tokenizer = load_tokenizer(agent.folder)
-    said = [tokenizer.decode(r.token_ids, skip_special_tokens=True) for r in agent.heldout]
+    every = [*agent.matrix, *agent.heldout]
+    said = [tokenizer.decode(r.token_ids, skip_special_tokens=True) for r in every]
     path.write_text("\n\n".join(said), encoding="utf-8")
     return path
 
 
 @pytest.mark.bench
 @pytest.mark.figure("parity_over_llama_perplexity")
-def test_parity_over_llama_perplexity(tools, agent_of, matrices_of, tmp_path):
+def test_parity_over_llama_perplexity(tools, agent_of, tmp_path):
     agent = agent_of("word problems")
-    quantised = quantise(
-        agent.f16, tmp_path / "q.gguf", "IQ2_M", matrices_of("word problems")["own"]
-    ).path
+    own = own_matrix(agent.folder, agent.matrix, "all")
+    gguf = quantised(agent.f16, "IQ2_M", own, "own")
     text, base, ids = plain_text(agent, tmp_path / "text"), tmp_path / "base", tmp_path / "ids.npy"
     perplexity = [tools / "llama-perplexity", *SETTINGS]
     ours, theirs = [], []
@@ -159,12 +176,12 @@ def test_parity_over_llama_perplexity(tools, agent_of, matrices_of, tmp_path):
             [*perplexity, "-m", agent.f16, "-f", text, "--kl-divergence-base", base], tmp_path
         )
         said, second = timed(
-            [*perplexity, "-m", quantised, "--kl-divergence", "--kl-divergence-base", base],
+            [*perplexity, "-m", gguf, "--kl-divergence", "--kl-divergence-base", base],
             tmp_path,
         )
         theirs.append((first, second))
         np.save(ids, read_base_ids(base))  # the very tokens they used
-        printed, took = timed([*ONCE, "parity", agent.f16, quantised, ids], HERE)
+        printed, took = timed([*ONCE, "parity", agent.f16, gguf, ids], HERE)
         ours.append(took)
     mine, reference = float(printed), mean_kld(said)
     best_ours = best(ours)
@@ -172,7 +189,7 @@ def test_parity_over_llama_perplexity(tools, agent_of, matrices_of, tmp_path):
     ratio = best_ours.wall_s / sum(t.wall_s for t in best_theirs)
     cpu = best_ours.cpu_s / sum(t.cpu_s for t in best_theirs)
     apart = abs(mine / reference - 1)
-    rollouts = kl_of_rollouts(perplexity, agent, quantised, tmp_path)
+    rollouts = kl_of_rollouts(perplexity, agent, gguf, tmp_path)
     record(
         "parity_over_llama_perplexity",
         value=ratio,
@@ -185,9 +202,7 @@ def test_parity_over_llama_perplexity(tools, agent_of, matrices_of, tmp_path):
     assert apart <= 0.02 and rollouts["apart"] <= 0.02
 
 
-def kl_of_rollouts(
-    perplexity: list, agent: Agent, quantised: Path, folder: Path
-) -> dict[str, float]:
+def kl_of_rollouts(perplexity: list, agent: Agent, gguf: Path, folder: Path) -> dict[str, float]:
     """Rollouts with their special tokens: llama.cpp's tool is given ids through its logits file."""
     flat = [token for rollout in agent.heldout for token in rollout.token_ids]
     chunks = np.array(flat[: len(flat) // N_CTX * N_CTX][: 40 * N_CTX]).reshape(-1, N_CTX)
@@ -197,10 +212,10 @@ def kl_of_rollouts(
     np.testing.assert_array_equal(read_base_ids(base), chunks)
     assert scored_positions(N_CTX) == slice(128, 255)
     said, _ = timed(
-        [*perplexity, "-m", quantised, "--kl-divergence", "--kl-divergence-base", base], folder
+        [*perplexity, "-m", gguf, "--kl-divergence", "--kl-divergence-base", base], folder
     )
     np.save(ids, chunks)
-    mine, _ = timed([*ONCE, "parity", agent.f16, quantised, ids], HERE)
+    mine, _ = timed([*ONCE, "parity", agent.f16, gguf, ids], HERE)
     ours, theirs = float(mine), mean_kld(said)
     return {"ours": ours, "theirs": theirs, "apart": abs(ours / theirs - 1)}
 
