@@ -50,6 +50,8 @@ def test_the_spread_comes_first_and_is_even_then_flips_of_every_file():
     assert chosen_problems(answers, "F16", 3) == [0, 4, 8, 2, 3, 5, 7]
     assert chosen_problems({"F16": base}, "F16", 99) == list(range(9))
     assert chosen_problems({"F16": base[:1]}, "F16", 64) == [0]
+    both = {"F16": np.array([1.0, 1, 0, 1]), "Q": np.array([1.0, 1, 1, 0])}
+    assert chosen_problems(both, "F16", 1) == [0, 3, 2]  # what was lost before what was gained
 
 
 def test_no_more_flips_are_picked_than_are_shown():
