@@ -3,6 +3,7 @@
 import json
 import shutil
 from pathlib import Path
+from uuid import UUID
 
 import pytest
 import yaml
@@ -40,6 +41,7 @@ def _sync_client(url):
 
 def test_flow_fails_where_a_device_does_and_leaves_a_table(enrolled_but_away, shared_server):
     from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterKey
+    from prefect.client.schemas.sorting import FlowRunSort
 
     from deployment.fleet.errors import FleetFailedError
     from flows.edge import rl_pipeline_deploy
@@ -47,7 +49,7 @@ def test_flow_fails_where_a_device_does_and_leaves_a_table(enrolled_but_away, sh
     with pytest.raises(FleetFailedError, match=r"nothing listens.*not tried: d2"):
         rl_pipeline_deploy(source=str(enrolled_but_away.bundle))
     with _sync_client(shared_server) as client:
-        (newest, *_) = client.read_flow_runs(limit=1)
+        (newest, *_) = client.read_flow_runs(sort=FlowRunSort.EXPECTED_START_TIME_DESC, limit=1)
         keys = ArtifactFilter(key=ArtifactFilterKey(any_=["deployment"]))
         (artifact,) = client.read_artifacts(artifact_filter=keys)
     assert (newest.state_name, artifact.type) == ("Failed", "table")
@@ -80,7 +82,7 @@ def test_promotion_queues_the_flow_where_the_server_has_it(enrolled_but_away, sh
         client.create_deployment(flow_id=flow_id, name=DEPLOYMENT.partition("/")[2])
         said = deploy_champion(release, PipelineConfig(), Path("runs"))
         assert said.startswith(f"{DEPLOYMENT} is queued as flow run")
-        (run, *_) = client.read_flow_runs(limit=1)
+        run = client.read_flow_run(UUID(said.rpartition("(")[2].rstrip(")")))
     assert run.parameters == {"source": release.bundle_sha256}
     assert run.state.type == StateType.SCHEDULED
     assert Path("runs/devices/history.jsonl").read_text() == history
