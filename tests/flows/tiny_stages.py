@@ -52,7 +52,7 @@ def _tiny(real: dict[str, StageSpec]) -> dict[str, StageSpec]:
 
 
 def misbehave(stage: str, out_dir: Path) -> None:
-    """Do what the test asked for: raise, die, wait, or hang with a child in a session of its own."""
+    """Do what the test asked for: raise, die, wait, or hang with a child in its own session."""
     told = os.environ.get(BEHAVIOUR, "{}")
     if Path(BEHAVIOUR_FILE).exists():
         told = Path(BEHAVIOUR_FILE).read_text()
