@@ -78,7 +78,7 @@ async def _run(
             "slots": balance.slots,
             "miss_share": balance.miss_share,
             "balanced": balance.balanced,
-        }
+        },
     }
     write_json(out_dir / "ledger.json", state.ledger.to_json(wall_s))
     write_json(out_dir / "summary.json", summary)
