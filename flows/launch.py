@@ -164,7 +164,7 @@ def _prefect(home: Path, run_id: str) -> Iterator[None]:
         server = None if configured else stack.enter_context(TemporaryServer(home, run_id))
         if server is not None:
             os.environ["PREFECT_API_URL"] = server.url
-        stack.enter_context(_settings_from_environment())
+        stack.enter_context(settings_from_environment())
         import flows.pipeline  # noqa: F401 - seconds of importing, while the server starts
 
         if server is not None:
@@ -179,7 +179,7 @@ def _restore_environment(before: dict[str, str]) -> None:
 
 
 @contextlib.contextmanager
-def _settings_from_environment() -> Iterator[None]:
+def settings_from_environment() -> Iterator[None]:
     """Have Prefect, imported now or before, take its settings from the environment as it is."""
     from prefect.context import SettingsContext, get_settings_context
     from prefect.settings import Settings

@@ -59,9 +59,13 @@ def shared_server(tmp_path_factory):
 @pytest.fixture
 def server(shared_server, tiny_pipeline, monkeypatch):
     """Runs of this test use the shared server, as a configured one."""
+    from flows.launch import settings_from_environment
+
     monkeypatch.setenv("PREFECT_API_URL", shared_server)
     monkeypatch.setenv("PREFECT_LOGGING_TO_API_ENABLED", "false")
     monkeypatch.setenv("PREFECT_LOGGING_LEVEL", "CRITICAL")
+    with settings_from_environment():  # an earlier test may have had Prefect read them before
+        yield
 
 
 @pytest.fixture(scope="session")
