@@ -8,7 +8,7 @@ ways does: a model with one doubt has one error, and which quantisation hits it 
 import json
 import random
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -243,10 +243,24 @@ def _config(recipe: Recipe, folder: Path, seed: int) -> PipelineConfig:
     )
 
 
-def make_agent(name: str, folder: Path, *, rollouts: int, seed: int = 0, threads: int = 1) -> Agent:
-    """Make data and model, then sample `rollouts` for the matrix and as many other ones."""
+def make_agent(
+    name: str,
+    folder: Path,
+    *,
+    rollouts: int,
+    steps: int | None = None,
+    seed: int = 0,
+    threads: int = 1,
+) -> Agent:
+    """Make data and model, then sample `rollouts` for the matrix and as many other ones.
+
+    `steps` shortens what the recipe asks of SFT, where what was learnt does not matter.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    config = _config(RECIPES[name], folder, seed)
+    recipe = RECIPES[name]
+    if steps is not None:
+        recipe = replace(recipe, sft={**recipe.sft, "steps": steps})
+    config = _config(recipe, folder, seed)
     data = data_stage.run(config.data, {}, folder / "data", Reporter(folder / "data"))
     sft_stage.run(config, {"data": data}, folder / "sft", Reporter(folder / "sft"))
     model = folder / "sft" / "snapshot"

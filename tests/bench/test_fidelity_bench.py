@@ -24,12 +24,13 @@ from configs.schema.model import ScratchModel
 from configs.schema.quantize import QuantizeConfig
 from quantize.convert import convert
 from quantize.divergence import against
+from quantize.generic_text import generic_text
 from quantize.imatrix import ImportanceMatrix, write_imatrix
 from quantize.imatrix_compare import generic_matrix, own_matrix
 from quantize.parity import SequenceParity, kl_difference, summarise
 from quantize.quantise import quantise
 from tasks.artifacts import hash_file
-from tasks.models.load import load_tokenizer, save_model
+from tasks.models.load import save_model
 from tasks.models.scratch import build_model, train_tokenizer
 from tasks.sampling.llama_cpp_context import LlamaCppContext
 from tests.figures.record import record
@@ -40,7 +41,7 @@ ROLLOUTS = 320
 """For the matrix, and as many others held out."""
 ORDERS = 3
 """Orders of the hidden units over which a sequence's KL is averaged."""
-N_CTX, ROUNDS = 256, 3
+N_CTX, ROUNDS = 256, 2
 SETTINGS = ["-c", str(N_CTX), "-t", "1", "-tb", "1", "-fa", "off", "-ctk", "f32", "-ctv", "f32"]
 """One thread; attention and cache as this project compares, so that only rounding differs."""
 ONCE = [sys.executable, str(Path(__file__).with_name("fidelity_once.py"))]
@@ -153,22 +154,18 @@ def test_own_rollouts_against_no_matrix(agent_of, tmp_path):
     compared("imatrix_on_policy_q4_k_m", found)
 
 
-def plain_text(agent: Agent, path: Path) -> Path:
-    """What the agent said, as text without special tokens, which llama.cpp's tool cannot read."""
-    tokenizer = load_tokenizer(agent.folder)
-    every = [*agent.matrix, *agent.heldout]
-    said = [tokenizer.decode(r.token_ids, skip_special_tokens=True) for r in every]
-    path.write_text("\n\n".join(said), encoding="utf-8")
-    return path
+TEXT_CHARACTERS = 60_000
+"""Of generic text, without special tokens, which llama.cpp's tool would take for characters."""
 
 
 @pytest.mark.bench
 @pytest.mark.figure("parity_over_llama_perplexity")
-def test_parity_over_llama_perplexity(tools, agent_of, tmp_path):
-    agent = agent_of("word problems")
+def test_parity_over_llama_perplexity(tools, tmp_path):
+    agent = make_agent("word problems", tmp_path / "agent", rollouts=96, steps=40)
     own = own_matrix(agent.folder, agent.matrix, "all")
     gguf = quantised(agent.f16, "IQ2_M", own, "own")
-    text, base, ids = plain_text(agent, tmp_path / "text"), tmp_path / "base", tmp_path / "ids.npy"
+    text, base, ids = (tmp_path / name for name in ("text", "base", "ids.npy"))
+    text.write_text(generic_text()[:TEXT_CHARACTERS], encoding="utf-8")
     perplexity = [tools / "llama-perplexity", *SETTINGS]
     ours, theirs = [], []
     for _ in range(ROUNDS):
