@@ -16,7 +16,7 @@ def main() -> int:
     """Write the page."""
     sys.path.insert(0, str(ROOT))
     from configs.keys import all_keys
-    from flows.cli_config import markdown
+    from flows.commands.config_view import markdown
 
     (ROOT / "docs/configuration.md").write_text(HEAD + markdown(all_keys()), encoding="utf-8")
     return 0

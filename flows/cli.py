@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from flows.cli_console import (
+from flows.commands.console import (
     DEBUG,
     FAILED,
     INTERRUPTED,
@@ -17,9 +17,8 @@ from flows.cli_console import (
     reports_errors,
     show_interrupted,
 )
+from flows.commands.options import DEFAULT_PROFILE, RUNS, Overrides, Profile, Runs
 
-RUNS = Path("runs")
-DEFAULT_PROFILE = "calculator"
 CONTEXT = {"help_option_names": ["-h", "--help"]}
 
 app = typer.Typer(
@@ -35,16 +34,6 @@ app = typer.Typer(
     epilog="Settings: rl-pipeline config rl  ·  any key on the command line: rl.steps=20",
 )
 
-Profile = Annotated[
-    str, typer.Option("--config", "-c", help="YAML file, or the name of a profile in configs/.")
-]
-Overrides = Annotated[
-    list[str] | None,
-    typer.Argument(
-        metavar="[KEY=VALUE]...", help="Overrides, as in rl.steps=20.", show_default=False
-    ),
-]
-Runs = Annotated[Path, typer.Option("--runs", help="Folder of runs.")]
 Force = Annotated[
     list[str] | None, typer.Option("--force", help="Run this stage anew; may be repeated.")
 ]
@@ -83,7 +72,7 @@ def run(
 
     Stages whose inputs did not change are reused; a killed run goes on from its checkpoint.
     """
-    from flows.cli_run import RunOptions, run_and_show
+    from flows.commands.run_view import RunOptions, run_and_show
 
     options = RunOptions(config, overrides or [], force or [], stop_after, runs, anyway, nightly)
     run_and_show(options)
@@ -98,7 +87,7 @@ def plan(
     runs: Runs = RUNS,
 ) -> None:
     """Say for each stage HIT (reused) or RUN, and why. Starts nothing."""
-    from flows.cli_run import show_plan
+    from flows.commands.run_view import show_plan
 
     show_plan(config, overrides or [], force or [], runs)
 
@@ -112,8 +101,8 @@ def check(
 ) -> None:
     """Pre-flight table: prompts, reference, LoRA, sampling, rewards, KL, evaluation, parity."""
     from configs.load import load_config
-    from flows.checklist import check_profile
-    from flows.findings import worst
+    from flows.doctor.checklist import check_profile
+    from flows.doctor.findings import worst
 
     loaded = load_config(config, overrides or [])
     findings = check_profile(loaded, runs)
@@ -133,7 +122,7 @@ def doctor(
     runs: Runs = RUNS,
 ) -> None:
     """Look at this machine, remedies included; with -c, say whether a profile can run here."""
-    from flows.cli_doctor import show_machine, show_profile, show_profiles
+    from flows.commands.doctor_view import show_machine, show_profile, show_profiles
 
     healthy = show_machine(runs)
     if config is None:
@@ -150,7 +139,7 @@ def report(
     run_dir: Annotated[Path, typer.Argument(help="Folder of one run.")] = RUNS / "latest",
 ) -> None:
     """Write a run's report.html anew: curves, parity, transcripts, lineage in one file."""
-    from flows.report import write_report
+    from flows.report.page import write_report
 
     console().print(f"{write_report(run_dir)}", soft_wrap=True)
 
@@ -170,7 +159,7 @@ def serve(
     ] = None,
 ) -> None:
     """Verify a bundle, then answer OpenAI-style chat requests, tool calls included."""
-    from flows.cli_bundle import serve_bundle
+    from flows.commands.bundle_view import serve_bundle
 
     serve_bundle(bundle, allowed_signers, port, host)
 
@@ -184,7 +173,7 @@ def verify(
     ] = None,
 ) -> None:
     """Check every byte of a bundle and its signature against the pinned key."""
-    from flows.cli_bundle import verify_and_show
+    from flows.commands.bundle_view import verify_and_show
 
     verify_and_show(bundle, allowed_signers)
 
@@ -198,7 +187,7 @@ def explain(
     ] = None,
 ) -> None:
     """Explain keys: type, what is allowed, default, meaning."""
-    from flows.cli_config import show_keys
+    from flows.commands.config_view import show_keys
 
     show_keys(path, profile)
 
@@ -219,17 +208,17 @@ def upload(
 
 
 COMMANDS: tuple[str, ...] = (
-    "flows.cli_nightly_commands",
-    "flows.cli_lineage_commands",
-    "flows.cli_retention_commands",
-    "flows.cli_alert_commands",
-    "flows.cli_quarantine_commands",
-    "flows.cli_edge_commands",
-    "flows.cli_services_commands",
-    "flows.cli_promotion_commands",
-    "flows.cli_parity_commands",
-    "flows.cli_quantise_commands",
-    "flows.cli_deploy_commands",
+    "flows.commands.nightly",
+    "flows.commands.lineage",
+    "flows.commands.retention",
+    "flows.commands.alert",
+    "flows.commands.quarantine",
+    "flows.commands.edge",
+    "flows.commands.services",
+    "flows.commands.promotion",
+    "flows.commands.parity",
+    "flows.commands.quantise",
+    "flows.commands.deploy",
 )
 """Modules with further commands; each has `register(app)` and imports what it needs late."""
 

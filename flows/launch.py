@@ -17,8 +17,8 @@ from deployment.service_files import services_environment
 from flows.prefect_server import TemporaryServer, prefect_environment
 from flows.run_id import new_run_id
 from flows.run_lock import RunLock, RunLockedError
-from flows.services_databases import DatabaseUnusableError
-from flows.services_store import prepare_databases
+from flows.services.databases import DatabaseUnusableError
+from flows.services.store import prepare_databases
 from tasks.artifacts import write_json
 from tasks.events import Event, Listener, ignore
 from tasks.supervise import QUIET_ENVIRONMENT
@@ -104,7 +104,7 @@ def _lock(config: PipelineConfig, runs_dir: Path, run_id: str, *, nightly: bool)
     except RunLockedError as error:
         if not nightly:
             raise
-        from flows.nightly_run import locked_out
+        from flows.nightly.run import locked_out
 
         raise locked_out(config, runs_dir, error) from error
 

@@ -9,14 +9,14 @@ from typing import Any
 from prefect import State, flow
 
 from configs.load import load_config
-from flows.approval import answered_approval, settle_promotion
-from flows.candidate import judge_promotion
 from flows.launch import run_pipeline
-from flows.nightly_run import end_state, skipped_state, taken_in
-from flows.nightly_start import starting_point
+from flows.nightly.run import end_state, skipped_state, taken_in
+from flows.nightly.start import starting_point
 from flows.parameters import Profile, Stage
-from flows.promotion import decide_promotion
-from flows.quarantine_decisions import released_rows
+from flows.promotion.approval import answered_approval, settle_promotion
+from flows.promotion.candidate import judge_promotion
+from flows.promotion.decide import decide_promotion
+from flows.quarantine.decisions import released_rows
 from flows.run import open_run
 from flows.run_ends import NightSkippedError
 from tasks.evaluate_heldout import evaluate_heldout

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Literal
 
 from configs.schema import PipelineConfig
-from flows.quarantine_decisions import released_rows
+from flows.quarantine.decisions import released_rows
 from tasks.artifacts import ArtifactRecord
 from tasks.artifacts.store import StageFolder
 from tasks.cache_keys import StageKey, explain, key_parts, stage_key

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from configs.schema.operations import RetentionConfig
-from flows.lineage_graph import Lineage
-from flows.lineage_sources import gather, read_json
-from flows.nightly_log import night_logs
+from flows.lineage.graph import Lineage
+from flows.lineage.sources import gather, read_json
+from flows.nightly.log import night_logs
 from flows.run_lock import RunLock
 from tasks.artifacts.store import CONTROL, finished_outputs
 from tasks.tracking.promotion_ledger import ledgers

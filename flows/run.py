@@ -16,18 +16,18 @@ from prefect.tasks import Task
 
 from configs.schema import PipelineConfig
 from deployment.service_files import runs_folder
-from flows.alerts import Sending, start_alert
+from flows.alerts.of_runs import run_alerts
+from flows.alerts.send import Sending, start_alert
 from flows.flow_log import FlowLog
-from flows.lineage_page import write_run_lineage
-from flows.nightly_run import Tonight, as_night, locked_out, open_night
-from flows.owner import sign
-from flows.reconcile import reconcile_at_start
-from flows.releases import follow, ready_ledger
-from flows.report import write_report
-from flows.run_alerts import run_alerts
+from flows.lineage.page import write_run_lineage
+from flows.nightly.reconcile import reconcile_at_start
+from flows.nightly.run import Tonight, as_night, locked_out, open_night
+from flows.promotion.releases import follow, ready_ledger
+from flows.report.page import write_report
 from flows.run_ends import StoppedAfter
 from flows.run_id import new_run_id
 from flows.run_lock import RunLock, RunLockedError
+from flows.run_owner import sign
 from flows.run_parent import close_parent, open_parent
 from flows.summary import build_summary, link_latest, write_summary
 from tasks.artifacts import ArtifactRecord, write_json

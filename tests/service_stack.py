@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 
 from deployment.service_files import SERVICES
-from flows.services_specs import service_token
+from flows.services.specs import service_token
 from tasks.process_tree import marked
 
 CHECKOUT = Path(__file__).resolve().parents[1]

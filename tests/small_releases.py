@@ -5,7 +5,7 @@ from typing import Any
 
 from configs.schema import PipelineConfig
 from deployment.jetson.signing import sign, signing_key
-from flows.releases import make_release
+from flows.promotion.releases import make_release
 from tasks.artifacts import ArtifactRecord, hash_file, write_atomic, write_json, write_jsonl
 from tasks.tracking.promotion_ledger import Release
 

@@ -1,7 +1,7 @@
 """Rows a person let out of the quarantine: which checks can be waived, and for which rows.
 
 A release names a row by the hash of what stands in its file, and one check. Everything else still
-binds. This module reads decisions; `flows.quarantine_decisions` writes, chains and signs them.
+binds. This module reads decisions; `flows.quarantine.decisions` writes, chains and signs them.
 """
 
 from collections.abc import Iterable, Mapping

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from configs.keys import all_keys
 from flows.cli import app
-from flows.cli_config import markdown
+from flows.commands.config_view import markdown
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -11,8 +11,8 @@ import sys
 from pathlib import Path
 
 from configs.schema import PipelineConfig
-from flows import promotion_acts
-from flows.promotion_news import spread
+from flows.promotion import acts as promotion_acts
+from flows.promotion.news import spread
 from tasks.tracking import promotion_ledger, registry
 from tasks.tracking.promotion_ledger import PromotionLedger
 

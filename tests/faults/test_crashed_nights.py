@@ -15,9 +15,9 @@ import pytest
 from prefect.client.schemas.objects import FlowRun
 from prefect.states import Cancelling
 
-from flows.nightly_log import NightLog
-from flows.owner import owners
-from flows.reconcile import reconcile, settle
+from flows.nightly.log import NightLog
+from flows.nightly.reconcile import reconcile, settle
+from flows.run_owner import owners
 from tests.flows.worker_world import World, all_gone, cli, tree_of, wait_for
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(1500)]

@@ -16,7 +16,7 @@ from prefect.client.schemas.schedules import CronSchedule, IntervalSchedule
 from prefect.settings import PREFECT_API_DATABASE_CONNECTION_URL, temporary_settings
 
 from configs.time_zones import time_zone
-from flows.nightly_log import NightLog
+from flows.nightly.log import NightLog
 from tasks.artifacts.append_log import read_log
 from tests.figures.record import record
 from tests.flows.worker_world import TERMINAL, World, wait_for

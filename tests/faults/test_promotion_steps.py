@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from configs.schema import PipelineConfig
-from flows.promotion_news import move_aliases
-from flows.releases import find_release, ready_ledger
+from flows.promotion.news import move_aliases
+from flows.promotion.releases import find_release, ready_ledger
 from tasks.artifacts.provenance import module_environment
 from tasks.tracking.promotion_ledger import PromotionLedger
 from tasks.tracking.registry import aliases

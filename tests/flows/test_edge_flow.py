@@ -44,7 +44,7 @@ def test_flow_fails_where_a_device_does_and_leaves_a_table(enrolled_but_away, sh
     from prefect.client.schemas.sorting import FlowRunSort
 
     from deployment.fleet.errors import FleetFailedError
-    from flows.edge import rl_pipeline_deploy
+    from flows.devices.flow import rl_pipeline_deploy
 
     with pytest.raises(FleetFailedError, match=r"nothing listens.*not tried: d2"):
         rl_pipeline_deploy(source=str(enrolled_but_away.bundle))
@@ -64,7 +64,7 @@ def test_flow_fails_where_a_device_does_and_leaves_a_table(enrolled_but_away, sh
 def test_promotion_queues_the_flow_where_the_server_has_it(enrolled_but_away, shared_server):
     from prefect.client.schemas.objects import StateType
 
-    from flows.edge import DEPLOYMENT, deploy_champion, rl_pipeline_deploy
+    from flows.devices.flow import DEPLOYMENT, deploy_champion, rl_pipeline_deploy
 
     release = Release(
         model="calculator",
@@ -89,10 +89,10 @@ def test_promotion_queues_the_flow_where_the_server_has_it(enrolled_but_away, sh
 
 
 def test_described_deployment_is_this_flow():
-    from flows.edge import DEPLOYMENT, rl_pipeline_deploy
+    from flows.devices.flow import DEPLOYMENT, rl_pipeline_deploy
 
     root = Path(__file__).parents[2]
     described = yaml.safe_load((root / "deployment/prefect.yaml").read_text())["deployments"]
     mine = {f"{rl_pipeline_deploy.name}/{d['name']}": d for d in described}[DEPLOYMENT]
-    assert mine["entrypoint"] == "flows.edge.rl_pipeline_deploy"
+    assert mine["entrypoint"] == "flows.devices.flow.rl_pipeline_deploy"
     assert mine["schedules"] == []

@@ -9,7 +9,7 @@ from prefect.client.orchestration import get_client
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from configs.schema import PipelineConfig
-from flows.nightly_log import NightLog
+from flows.nightly.log import NightLog
 from flows.run_ends import NightSkippedError
 from flows.run_lock import RunLock
 from tasks.artifacts.append_log import read_log

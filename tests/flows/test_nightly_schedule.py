@@ -10,9 +10,9 @@ from prefect.client.schemas.actions import DeploymentScheduleCreate
 from prefect.client.schemas.schedules import CronSchedule
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
-from flows import nightly_schedule
-from flows.nightly_run import scheduled_night
-from flows.nightly_schedule import (
+from flows.nightly import schedule as nightly_schedule
+from flows.nightly.run import scheduled_night
+from flows.nightly.schedule import (
     NotDeployedError,
     disable,
     enable,

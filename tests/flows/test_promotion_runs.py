@@ -7,10 +7,10 @@ import pytest
 from rich.console import Console
 
 from configs.schema import PipelineConfig
-from flows.cli_promotion import show_transcripts
+from flows.commands.promotion_view import show_transcripts
 from flows.plan import plan
-from flows.promotion_acts import approve, rollback
-from flows.promotion_transcripts import transcripts_of
+from flows.promotion.acts import approve, rollback
+from flows.promotion.transcripts import transcripts_of
 from tasks.supervise import StageFailedError
 from tasks.tracking.promotion_ledger import LedgerCorruptError, PromotionLedger
 from tasks.tracking.registry import aliases

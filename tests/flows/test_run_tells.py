@@ -8,7 +8,7 @@ import pytest
 from alert_receivers import Webhook
 
 from configs.schema import PipelineConfig
-from flows.alerts import read_alerts
+from flows.alerts.send import read_alerts
 from tasks.supervise import StageFailedError
 
 VARIABLE = "RL_PIPELINE_ALERT_URLS"

@@ -12,7 +12,7 @@ import pytest
 from service_stack import Stack
 
 from deployment.service_files import SERVICES
-from flows.services_deploy import read_automations
+from flows.services.deploy import read_automations
 
 pytestmark = pytest.mark.timeout(900)
 LATER = ("--start-in", "90 minutes")  # created, shown, never begun

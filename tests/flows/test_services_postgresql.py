@@ -10,8 +10,8 @@ import psycopg2
 import pytest
 from service_stack import Stack, free_port
 
-from flows.services_backup import backup_databases
-from flows.services_databases import DatabaseNewerError, check_databases
+from flows.services.backup import backup_databases
+from flows.services.databases import DatabaseNewerError, check_databases
 
 pytestmark = [pytest.mark.needs("initdb", "postgres", "pg_dump"), pytest.mark.timeout(900)]
 PASSWORD = "p@ss/word"

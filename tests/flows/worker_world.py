@@ -24,7 +24,7 @@ from prefect.client.schemas.objects import FlowRun
 from prefect.settings import PREFECT_API_URL, temporary_settings
 from prefect.workers.process import ProcessWorker
 
-from flows.services_specs import POOL, Ports, ServiceSpec, healthy, service_specs
+from flows.services.specs import POOL, Ports, ServiceSpec, healthy, service_specs
 from tasks.artifacts import write_json
 from tasks.supervise import reaped_command
 from tests.flows.living import pid_lives

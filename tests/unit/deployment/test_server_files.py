@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from flows.services_specs import Ports, service_specs
+from flows.services.specs import Ports, service_specs
 
 SERVER = Path(__file__).resolve().parents[3] / "deployment" / "server"
 UNITS = sorted(SERVER.glob("*.service"))

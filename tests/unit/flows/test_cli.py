@@ -12,8 +12,8 @@ import typer
 from typer.testing import CliRunner, Result
 
 from flows.cli import app
-from flows.cli_bundle import NoBundleError, find_bundle, pinned_keys
-from flows.cli_console import exit_code, is_ours, reports_errors
+from flows.commands.bundle_view import NoBundleError, find_bundle, pinned_keys
+from flows.commands.console import exit_code, is_ours, reports_errors
 from tasks.supervise import StageFailedError
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -8,8 +8,8 @@ from typer.testing import CliRunner
 
 from configs.schema.operations import RetentionConfig
 from flows.cli import app
-from flows.lineage_sources import gather
-from flows.nightly_log import NightLine, NightLog
+from flows.lineage.sources import gather
+from flows.nightly.log import NightLine, NightLog
 from flows.retention import DOOMED, collect_garbage, newest_first, plan_retention
 from flows.run_lock import RunLock, RunLockedError
 from tasks.artifacts import ArtifactRecord, write_json

@@ -230,7 +230,7 @@ def test_collect_and_accept(place, device, tmp_path):
 
 def test_champion_that_cannot_be_deployed_is_told_and_ends_no_run(place, device, releases):
     """After a promotion nothing may fail the run any more; people are alerted instead."""
-    from flows.edge import deploy_champion
+    from flows.devices.flow import deploy_champion
 
     config = PipelineConfig(deploy=CONFIG.model_copy(update={"devices": "devices.yaml"}))
     release = Release(

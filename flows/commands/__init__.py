@@ -1,0 +1,1 @@
+"""The commands, and how they show things."""

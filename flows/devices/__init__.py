@@ -1,0 +1,1 @@
+"""Releases taken to devices."""

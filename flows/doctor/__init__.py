@@ -1,0 +1,1 @@
+"""What doctor and check look at."""

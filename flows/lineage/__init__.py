@@ -1,0 +1,1 @@
+"""Lineage: read, walked, shown."""

@@ -1,0 +1,1 @@
+"""Promotion, approval, rollback."""

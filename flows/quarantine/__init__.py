@@ -1,0 +1,1 @@
+"""Quarantined rows, listed and released."""

@@ -1,0 +1,1 @@
+"""Prefect server, MLflow and a worker."""
