@@ -1,92 +1,15 @@
 """Settings of the asynchronous RL engine."""
 
-from typing import Annotated, Literal
+from typing import Literal
 
 from pydantic import Field, model_validator
 
 from configs.schema.base import Config
+from configs.schema.rl_credit import Credit, GrpoCredit
+from configs.schema.rl_engines import Engine, TransformersEngineConfig
+from configs.schema.rl_losses import Loss, PpoClip
+from configs.schema.rl_runtimes import RayRuntime, Runtime
 from configs.schema.training import DeepSpeedSettings, Lora, Optimiser, Trainable
-
-
-class InlineRuntime(Config):
-    """One process, strictly alternating where the staleness limit is 0; deterministic on CPU."""
-
-    type: Literal["inline"] = "inline"
-
-
-class RayRuntime(Config):
-    """Generator and learner as Ray actors, on this machine or a cluster."""
-
-    type: Literal["ray"] = "ray"
-    address: str | None = None
-    """Address of a running cluster; None starts Ray here, on loopback only."""
-    rollout_workers: int = Field(1, ge=1)
-    rollout_threads: int = Field(1, ge=1)
-    learner_threads: int = Field(1, ge=1)
-    start_timeout_s: float = Field(120.0, gt=0)
-
-
-Runtime = Annotated[InlineRuntime | RayRuntime, Field(discriminator="type")]
-
-
-class TransformersEngineConfig(Config):
-    """Batched sampling with transformers; suits small models and CPUs."""
-
-    type: Literal["transformers"] = "transformers"
-    max_sequences: int = Field(256, ge=1)
-
-
-class VllmEngineConfig(Config):
-    """vLLM: paged attention, prefix caching, continuous batching."""
-
-    type: Literal["vllm"] = "vllm"
-    tensor_parallel_size: int = Field(1, ge=1)
-    gpu_memory_utilization: float = Field(0.85, gt=0, le=1)
-    max_sequences: int = Field(256, ge=1)
-
-
-Engine = Annotated[TransformersEngineConfig | VllmEngineConfig, Field(discriminator="type")]
-
-
-class GrpoCredit(Config):
-    """(R − mean) / (sample std + eps) within the group (arXiv 2402.03300)."""
-
-    type: Literal["grpo"] = "grpo"
-    eps: float = Field(1e-6, gt=0)
-
-
-class DrGrpoCredit(Config):
-    """R − mean within the group, no division by std (arXiv 2503.20783)."""
-
-    type: Literal["dr_grpo"] = "dr_grpo"
-
-
-class TurnGaeCredit(Config):
-    """GAE over turns with a value head on the shared trunk (arXiv 1506.02438, per turn)."""
-
-    type: Literal["turn_gae"] = "turn_gae"
-    gamma: float = Field(0.99, gt=0, le=1)
-    lam: float = Field(0.95, ge=0, le=1)
-    value_coefficient: float = Field(0.1, ge=0)
-    normalise: bool = True
-    """Centre and scale advantages over the batch."""
-
-
-Credit = Annotated[GrpoCredit | DrGrpoCredit | TurnGaeCredit, Field(discriminator="type")]
-
-
-class PpoClip(Config):
-    """PPO clip on π_θ/μ with clip-higher and dual clip (arXiv 1707.06347, 2503.14476)."""
-
-    type: Literal["ppo_clip"] = "ppo_clip"
-    clip_low: float = Field(0.2, gt=0, lt=1)
-    clip_high: float = Field(0.28, gt=0)
-    dual_clip: float | None = Field(3.0, gt=1)
-    aggregation: Literal["token_mean", "constant"] = "token_mean"
-    """`constant` divides by batch × max_new_tokens (Dr. GRPO); both denominators are global."""
-
-
-Loss = Annotated[PpoClip, Field()]
 
 
 class AdaptiveKl(Config):

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
-from configs.schema.rl import Credit, TurnGaeCredit
+from configs.schema.rl_credit import Credit, TurnGaeCredit
 from tasks.models.batching import micro_batches, pad_rows, valid_by_length
 from tasks.rl.credit import broadcast_turns, group_credit, normalise_advantages, turn_gae
 from tasks.rl.types import Group, ScoredRollout, TrainBatch

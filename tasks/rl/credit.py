@@ -8,7 +8,7 @@ reward is a fault of the grader and an error here.
 import math
 from collections.abc import Sequence
 
-from configs.schema.rl import DrGrpoCredit, GrpoCredit
+from configs.schema.rl_credit import DrGrpoCredit, GrpoCredit
 from tasks.sampling.types import Turn
 
 

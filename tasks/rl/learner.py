@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save
 
 from configs.schema import PipelineConfig
-from configs.schema.rl import TurnGaeCredit
+from configs.schema.rl_credit import TurnGaeCredit
 from configs.schema.training import FullWeights
 from tasks.artifacts.atomic import write_atomic
 from tasks.artifacts.content_hash import hash_tensors

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from configs.schema.rl import PpoClip
+from configs.schema.rl_losses import PpoClip
 from tasks.rl.types import LossOutput, TrainBatch
 
 LOG_RATIO_BOUND = 20.0

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from configs.schema import PipelineConfig
-from configs.schema.rl import VllmEngineConfig
+from configs.schema.rl_engines import VllmEngineConfig
 from tasks.environments import tools_named
 from tasks.environments.renderer import PromptRenderer
 from tasks.environments.row import Row

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from configs.schema import PipelineConfig
-from configs.schema.rl import InlineRuntime
+from configs.schema.rl_runtimes import InlineRuntime
 from tasks.artifacts.atomic import write_json, write_jsonl
 from tasks.artifacts.content_hash import hash_json
 from tasks.artifacts.progress import Reporter

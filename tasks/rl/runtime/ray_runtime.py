@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from configs.schema import PipelineConfig
-from configs.schema.rl import RayRuntime
+from configs.schema.rl_runtimes import RayRuntime
 from tasks.environments.row import Row
 from tasks.rl.errors import EngineUnavailableError
 from tasks.rl.learner import Learner, StepReport

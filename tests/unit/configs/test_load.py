@@ -13,7 +13,8 @@ from configs.load import (
     resolve_config,
 )
 from configs.schema import PipelineConfig
-from configs.schema.rl import InlineRuntime, TurnGaeCredit
+from configs.schema.rl_credit import TurnGaeCredit
+from configs.schema.rl_runtimes import InlineRuntime
 
 BASE = """profile: trial
 rl:

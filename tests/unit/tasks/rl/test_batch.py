@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from configs.schema.rl import DrGrpoCredit, GrpoCredit, TurnGaeCredit
+from configs.schema.rl_credit import DrGrpoCredit, GrpoCredit, TurnGaeCredit
 from tasks.rl.batch import rows_of, samples_of, train_batches, without_credit
 from tasks.rl.types import Group, ScoredRollout
 from tasks.sampling.types import PolicyVersion, Rollout, StopReason, Turn

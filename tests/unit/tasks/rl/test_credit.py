@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from configs.schema.rl import DrGrpoCredit, GrpoCredit
+from configs.schema.rl_credit import DrGrpoCredit, GrpoCredit
 from tasks.rl.credit import (
     NonFiniteRewardError,
     TurnShapeError,

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from configs.schema.rl import PpoClip
+from configs.schema.rl_losses import PpoClip
 from tasks.rl.effective import EffectiveSamples, ShareError, ess_share
 from tasks.rl.losses import merge_metrics, policy_denominator, ppo_clip_loss, summarise
 from tasks.rl.types import TrainBatch

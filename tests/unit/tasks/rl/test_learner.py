@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from configs.schema.rl import GrpoCredit
+from configs.schema.rl_credit import GrpoCredit
 from tasks.artifacts import hash_tensors
 from tasks.models.errors import NonFiniteStepError
 from tasks.models.load import hash_model, load_model

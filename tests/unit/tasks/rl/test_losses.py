@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from configs.schema.rl import PpoClip
+from configs.schema.rl_losses import PpoClip
 from tasks.rl.losses import (
     DenominatorError,
     MetricNameError,
