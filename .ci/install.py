@@ -41,9 +41,17 @@ def install(label: str, arguments: list[str]) -> int:
 
 
 def main() -> int:
-    """Lock first, then the project itself without dependencies."""
+    """The lock, then vLLM and the project itself without dependencies."""
     code = install("lock", ["-r", "requirements.lock"])
+    code = code or install("vLLM", ["--no-deps", "-r", vllm_requirements()])
     return code or install("project", ["--no-deps", "--no-build-isolation", "-e", "."])
+
+
+def vllm_requirements() -> str:
+    """The file of the vLLM that fits the torch just installed."""
+    import torch
+
+    return f"requirements-vllm-{'cuda' if torch.version.cuda else 'cpu'}.txt"
 
 
 if __name__ == "__main__":

