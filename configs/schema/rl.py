@@ -154,6 +154,10 @@ class RLConfig(Config):
     """Leave samples without an advantage out of the step; their KL gradient is forgone."""
     checkpoint_every: int = Field(1, ge=1)
     """Optimiser steps between checkpoints."""
+    stall_after_s: float = Field(600.0, gt=0)
+    """Whoever waits longer is logged, with the chain of whom it waits for."""
+    stall_abort_s: float = Field(3000.0, gt=0)
+    """Whoever waits longer ends the run, resumably; longer than any step or episode may take."""
     seed: int = 0
 
     @model_validator(mode="after")
@@ -169,6 +173,11 @@ class RLConfig(Config):
                 f"rl.publish={self.publish.start}→{self.publish.end} is above rl.staleness_limit+1="
                 f"{self.staleness_limit + 1}: the loop could not be fed without breaking the "
                 "staleness limit; publish more often or raise rl.staleness_limit"
+            )
+        if self.stall_abort_s < self.stall_after_s:
+            raise ValueError(
+                f"rl.stall_abort_s={self.stall_abort_s:g} is below rl.stall_after_s="
+                f"{self.stall_after_s:g}; a stall is told before it ends the run"
             )
         if self.group_size < 2 and self.credit.type in ("grpo", "dr_grpo"):
             raise ValueError(

@@ -31,3 +31,34 @@ class EngineUnavailableError(RlError, RuntimeError):
 
 class RewardGateError(RlError, RuntimeError):
     """Rewards failed their gate `rl.reward_gate.stop_after` cycles in a row."""
+
+
+class StalledError(RlError, TimeoutError):
+    """Somebody waited longer than `rl.stall_abort_s`; the message names the chain."""
+
+
+class WorkerLostError(RlError, RuntimeError):
+    """A rollout worker died or hangs; its prompts are reissued and a replacement is started."""
+
+    def __init__(self, worker: int, reason: str) -> None:
+        super().__init__(worker, reason)
+        self.worker, self.reason = worker, reason
+
+    def __str__(self) -> str:
+        return f"rollout worker {self.worker} is lost: {self.reason}"
+
+
+class TooManyWorkersLostError(RlError, RuntimeError):
+    """More rollout workers died than `rl.runtime.max_worker_losses` allows."""
+
+
+class LearnerLostError(RlError, RuntimeError):
+    """The learner, or a rank of it, died: the stage goes on from its last checkpoint."""
+
+
+class RefillLimitError(RlError, RuntimeError):
+    """Dynamic sampling threw away more groups than `rl.max_refill_factor` allows."""
+
+
+class RewardShapeError(RlError, ValueError):
+    """A grader did not answer for the samples it was given, one reward each."""
