@@ -8,7 +8,8 @@ from configs.schema.base import Config
 from configs.schema.rl_credit import Credit, GrpoCredit
 from configs.schema.rl_engines import Engine, TransformersEngineConfig
 from configs.schema.rl_losses import Loss, PpoClip
-from configs.schema.rl_runtimes import RayRuntime, Runtime
+from configs.schema.rl_runtimes import InlineRuntime, RayRuntime, Runtime
+from configs.schema.rl_tools import ToolSettings
 from configs.schema.training import DeepSpeedSettings, Lora, Optimiser, Trainable
 
 
@@ -72,7 +73,29 @@ class BufferConfig(Config):
     """Ring size in batches; the staleness limit bounds what is used of it."""
     order: Literal["freshest", "fifo"] = "freshest"
     fresh_share_floor: float = Field(0.0, ge=0, le=1)
-    """Wait for new samples while less than this share of a batch is of the newest version."""
+    """Share of a batch that should be of the newest version; what is too old is evicted first."""
+    when_stale: Literal["pause", "lower_lr"] = "pause"
+    """Below the floor: `pause` waits for new samples while any are on their way; `lower_lr` trains
+    at once, with the learning rate times fresh share / floor."""
+
+
+class OverlongPenalty(Config):
+    """Taken off the reward of long answers, rising from nothing to `factor` (arXiv 2503.14476)."""
+
+    expected_tokens: int = Field(ge=0)
+    """Sampled tokens of an episode, over all its turns, up to which nothing is taken."""
+    cutoff_tokens: int = Field(ge=1)
+    """Sampled tokens from which on the whole of `factor` is taken."""
+    factor: float = Field(1.0, gt=0)
+
+    @model_validator(mode="after")
+    def _rises(self) -> "OverlongPenalty":
+        if self.expected_tokens >= self.cutoff_tokens:
+            raise ValueError(
+                f"rl.reward.overlong.expected_tokens={self.expected_tokens} is not below "
+                f"cutoff_tokens={self.cutoff_tokens}; the penalty rises between the two"
+            )
+        return self
 
 
 class RewardConfig(Config):
@@ -81,6 +104,7 @@ class RewardConfig(Config):
     outcome: float = Field(1.0, gt=0)
     format: Anneal = Anneal(start=0.05, end=0.0)
     """Paid for a well-formed final answer, annealed to zero; at most a tenth of `outcome`."""
+    overlong: OverlongPenalty | None = None
 
     @model_validator(mode="after")
     def _process_small(self) -> "RewardConfig":
@@ -147,6 +171,15 @@ class RLConfig(Config):
     loss: Loss = PpoClip()
     kl: KlConfig = KlConfig()
     sampling: RolloutSampling = RolloutSampling()
+    play_timeout_s: float = Field(600.0, gt=0)
+    """Seconds the episodes of one prompt may take; then they are given up and it is dispatched
+    again. A worker that finished nothing at all in this time is replaced."""
+    tools: ToolSettings = ToolSettings()
+    filter: Literal["none", "zero_variance"] = "none"
+    """`zero_variance` throws groups away whose rewards are all alike, and samples others instead
+    (dynamic sampling, arXiv 2503.14476)."""
+    max_refill_factor: float = Field(8.0, gt=0)
+    """Batches' worth of samples the filter may throw away for one step before the run ends."""
     reward: RewardConfig = RewardConfig()
     sentinel: SentinelConfig = SentinelConfig()
     reward_gate: RewardGateConfig = RewardGateConfig()
@@ -159,6 +192,12 @@ class RLConfig(Config):
     stall_abort_s: float = Field(3000.0, gt=0)
     """Whoever waits longer ends the run, resumably; longer than any step or episode may take."""
     seed: int = 0
+
+    @property
+    def in_turns(self) -> bool:
+        """Whether generator and learner never work at once: then whole batches are played in
+        lockstep, and a run is repeatable."""
+        return self.staleness_limit == 0 or isinstance(self.runtime, InlineRuntime)
 
     @model_validator(mode="after")
     def _loop_can_be_fed(self) -> "RLConfig":

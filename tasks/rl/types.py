@@ -41,6 +41,20 @@ class Group:
     group_id: str
     row_id: str
     rollouts: tuple[ScoredRollout, ...]
+    excluded: int = 0
+    """Members the engine's answer was refused for: never trained on, their place in a batch stays
+    empty."""
+
+    @property
+    def size(self) -> int:
+        """Places it takes in the buffer and in a batch."""
+        return len(self.rollouts) + self.excluded
+
+    @property
+    def newest_step(self) -> int:
+        """Optimiser step of the newest sampled token in the group."""
+        turns = (t for r in self.rollouts for t in r.rollout.turns)
+        return max(max((t.policy_version, *(s.version for s in t.spans))).step for t in turns)
 
     @property
     def oldest_step(self) -> int:
@@ -64,6 +78,8 @@ class TrainBatch:
     """float32; 0 where not an action."""
     temperature_B: "torch.Tensor"
     """float32."""
+    sampler_steps_B_T: "torch.Tensor | None" = None
+    """int64; step of the policy version that sampled each action, 0 elsewhere."""
     returns_B_T: "torch.Tensor | None" = None
     """float32; value targets at `value_mask_B_T`, where a value head is trained."""
     value_mask_B_T: "torch.Tensor | None" = None

@@ -9,15 +9,19 @@ from dataclasses import dataclass, field
 from tasks.artifacts.content_hash import hash_bytes
 from tasks.environments.renderer import PromptRenderer
 from tasks.environments.row import Message
-from tasks.environments.toolcall import Tool, answer_tool_call
+from tasks.environments.tool_runner import ToolAnswer, ToolRequest, ToolRunner
+from tasks.environments.toolcall import Tool
 from tasks.sampling.types import (
+    AsyncRolloutEngine,
     Completion,
     GenerateRequest,
+    PolicyVersion,
     Rollout,
     RolloutEngine,
     SamplingParams,
     StopReason,
     Turn,
+    VersionSpan,
 )
 
 
@@ -46,6 +50,7 @@ class _Episode:
     final_text: str = ""
     tool_calls: int = 0
     tool_errors: int = 0
+    tool_timeouts: int = 0
     done: bool = False
     outgrown: bool = False
     """The context has no room for the answer of a tool."""
@@ -62,9 +67,54 @@ class _Episode:
         self.token_ids.extend(completion.token_ids)
         self.action_mask.extend([True] * len(completion.token_ids))
         self.logprobs.extend(completion.logprobs)
+        spans = tuple(VersionSpan(start + a, start + b, v) for a, b, v in completion.spans)
         self.turns.append(
-            Turn(start, len(self.token_ids), completion.stop_reason, completion.policy_version)
+            Turn(
+                start,
+                len(self.token_ids),
+                completion.stop_reason,
+                completion.policy_version,
+                spans,
+            )
         )
+
+    def request(self, params: SamplingParams, version: PolicyVersion | None) -> GenerateRequest:
+        """Ask for the next turn."""
+        seed = turn_seed(self.task.seed, len(self.turns))
+        return GenerateRequest(self.task.rollout_id, tuple(self.token_ids), params, seed, version)
+
+    def say(self, completion: Completion, renderer: PromptRenderer) -> ToolRequest | None:
+        """Take one sampled turn; what it may ask of a tool, None where it was cut off."""
+        self.act(completion)
+        ids = completion.token_ids
+        if completion.stop_reason is StopReason.END_OF_TURN:
+            ids = ids[:-1]
+        self.final_text = renderer.decode(ids)
+        self.messages.append({"role": "assistant", "content": self.final_text})
+        if self.truncated:
+            return None
+        return ToolRequest(self.final_text, f"{self.task.seed}/{len(self.turns)}")
+
+    def hear(
+        self, answer: ToolAnswer | None, renderer: PromptRenderer, max_length: int, *, last: bool
+    ) -> None:
+        """End the episode, or take the answer of a tool and open the next turn."""
+        if answer is None:
+            self.done = True
+            return
+        self.tool_calls += 1
+        self.tool_errors += answer.is_error
+        self.tool_timeouts += answer.timeouts > 0 and answer.is_error
+        if last:
+            self.done = True
+            return
+        message: Message = {"role": "tool", "content": answer.text}
+        observed = renderer.observation_ids(self.messages, [message])
+        if len(self.token_ids) + len(observed) >= max_length:
+            self.done = self.outgrown = True
+            return
+        self.observe(observed)
+        self.messages.append(message)
 
     @property
     def truncated(self) -> bool:
@@ -81,73 +131,72 @@ def run_episodes(
     engine: RolloutEngine,
     tasks: Sequence[EpisodeTask],
     renderer: PromptRenderer,
-    tools: Mapping[str, Tool],
+    tools: ToolRunner | Mapping[str, Tool],
     *,
     max_turns: int,
     params: SamplingParams,
 ) -> list[Rollout]:
-    """Play every task to its end, a turn of all unfinished episodes at a time.
+    """Play every task to its end in lockstep: a turn of all unfinished episodes at a time, then
+    all their tool calls. The same tasks give the same rollouts, bit for bit.
 
-    Token ids are the engine's own: sampled spans are never rendered and tokenised again.
+    Token ids are the engine's own: sampled spans are never rendered and tokenised again. A mapping
+    of tools is called under the default limits.
     """
+    runner = tools if isinstance(tools, ToolRunner) else ToolRunner(tools)
+    episodes = _begun(tasks, renderer)
+    for turn in range(max_turns):
+        playing = [e for e in episodes if not e.done]
+        if not playing:
+            break
+        completions = engine.generate([e.request(params, None) for e in playing])
+        said = [e.say(c, renderer) for e, c in zip(playing, completions, strict=True)]
+        answers = iter(runner.answer_all([request for request in said if request is not None]))
+        for episode, request in zip(playing, said, strict=True):
+            answer = None if request is None else next(answers)
+            episode.hear(answer, renderer, engine.max_length, last=turn == max_turns - 1)
+    return [_rollout(e, params.temperature) for e in episodes]
+
+
+async def play_episode(
+    engine: AsyncRolloutEngine,
+    task: EpisodeTask,
+    renderer: PromptRenderer,
+    tools: ToolRunner,
+    *,
+    max_turns: int,
+    params: SamplingParams,
+    version: PolicyVersion | None = None,
+) -> Rollout:
+    """Play one task to its end; it waits for its own turns and tools only.
+
+    Args:
+        version: the version every turn must come from; None takes each turn from the newest.
+
+    Raises:
+        SamplingError: the engine refused, or its answer cannot be trained on.
+    """
+    (episode,) = _begun([task], renderer)
+    for turn in range(max_turns):
+        request = episode.say(await engine.complete(episode.request(params, version)), renderer)
+        answer = None if request is None else await tools.answer(request)
+        episode.hear(answer, renderer, engine.max_length, last=turn == max_turns - 1)
+        if episode.done:
+            break
+    return _rollout(episode, params.temperature)
+
+
+def _begun(tasks: Sequence[EpisodeTask], renderer: PromptRenderer) -> list[_Episode]:
+    """Episodes with their prompts; a group shares its prompt, which is rendered once."""
     prompts: dict[str, list[int]] = {}
     episodes = []
     for task in tasks:
-        key = repr(task.messages)  # a group shares its prompt: rendered once
+        key = repr(task.messages)
         if key not in prompts:
             prompts[key] = renderer.prompt_ids(task.messages)
         episode = _Episode(task, list(task.messages), [])
         episode.observe(prompts[key])
         episodes.append(episode)
-    for turn in range(max_turns):
-        playing = [e for e in episodes if not e.done]
-        if not playing:
-            break
-        requests = [
-            GenerateRequest(
-                e.task.rollout_id, tuple(e.token_ids), params, turn_seed(e.task.seed, turn)
-            )
-            for e in playing
-        ]
-        last = turn == max_turns - 1
-        for episode, completion in zip(playing, engine.generate(requests), strict=True):
-            _advance(episode, completion, renderer, tools, engine.max_length, last=last)
-    return [_rollout(e, params.temperature) for e in episodes]
-
-
-def _advance(
-    episode: _Episode,
-    completion: Completion,
-    renderer: PromptRenderer,
-    tools: Mapping[str, Tool],
-    max_length: int,
-    *,
-    last: bool,
-) -> None:
-    """Take one sampled turn: end the episode, or answer its tool call and open the next turn."""
-    episode.act(completion)
-    ids = completion.token_ids
-    if completion.stop_reason is StopReason.END_OF_TURN:
-        ids = ids[:-1]
-    text = renderer.decode(ids)
-    episode.messages.append({"role": "assistant", "content": text})
-    episode.final_text = text
-    observation = None if episode.truncated else answer_tool_call(text, tools)
-    if observation is None:
-        episode.done = True
-        return
-    episode.tool_calls += 1
-    episode.tool_errors += observation.startswith("error:")
-    if last:
-        episode.done = True
-        return
-    message = {"role": "tool", "content": observation}
-    observed = renderer.observation_ids(episode.messages, [message])
-    if len(episode.token_ids) + len(observed) >= max_length:
-        episode.done = episode.outgrown = True
-        return
-    episode.observe(observed)
-    episode.messages.append(message)
+    return episodes
 
 
 def _rollout(episode: _Episode, temperature: float) -> Rollout:
@@ -165,4 +214,5 @@ def _rollout(episode: _Episode, temperature: float) -> Rollout:
         truncated=episode.truncated,
         tool_calls=episode.tool_calls,
         tool_errors=episode.tool_errors,
+        tool_timeouts=episode.tool_timeouts,
     )

@@ -15,3 +15,7 @@ class NonFiniteLogitsError(SamplingError, ArithmeticError):
 
 class FixedPolicyError(SamplingError, TypeError):
     """This engine's weights cannot be replaced."""
+
+
+class AnswerRefusedError(SamplingError, ValueError):
+    """An engine's answer cannot be trained on: its episode is left out, counted and shown."""

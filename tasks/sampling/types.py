@@ -23,6 +23,15 @@ class PolicyVersion(NamedTuple):
     step: int
 
 
+class VersionSpan(NamedTuple):
+    """Tokens `[start, end)` that one version sampled: offsets inside a completion, positions of
+    `Rollout.token_ids` inside a turn."""
+
+    start: int
+    end: int
+    version: PolicyVersion
+
+
 @dataclass(frozen=True)
 class SamplingParams:
     """How one turn is drawn. No top-k or top-p: μ must be the whole tempered distribution (A06)."""
@@ -41,6 +50,10 @@ class GenerateRequest:
     params: SamplingParams
     seed: int
     """The tokens drawn depend on (weights, prompt, params, seed), not on the batch around them."""
+    version: PolicyVersion | None = None
+    """The version that must answer (an episode that ends on the weights it began with); None = the
+    newest. An engine that holds one version at a time need not look at it: whoever loads weights
+    waits for such episodes first."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +66,9 @@ class Completion:
     """μ: log-probability of each sampled token at the sampling temperature, nats."""
     stop_reason: StopReason
     policy_version: PolicyVersion
+    """The oldest version among `spans`."""
+    spans: tuple[VersionSpan, ...] = ()
+    """Who sampled which tokens, in order and without gaps; empty = `policy_version` all of it."""
 
 
 @runtime_checkable
@@ -88,6 +104,39 @@ class RolloutEngine(Protocol):
         ...
 
 
+@runtime_checkable
+class AsyncRolloutEngine(Protocol):
+    """Samples turns one by one, many at a time; new weights may come while turns are sampled."""
+
+    @property
+    def policy_version(self) -> PolicyVersion:
+        """The newest version loaded: the one that begins the next turn."""
+        ...
+
+    @property
+    def max_length(self) -> int:
+        """Tokens one sequence may have, prompt included."""
+        ...
+
+    async def complete(self, request: GenerateRequest) -> Completion:
+        """Sample one turn; every token is stamped with the version that sampled it."""
+        ...
+
+    async def load_policy(self, weights: Path, version: PolicyVersion) -> str:
+        """Take the published weights and return the hash read back from the engine's memory."""
+        ...
+
+    async def score(
+        self, sequences: Sequence[Sequence[int]], temperature: float
+    ) -> list[tuple[float, ...]]:
+        """log p(token t | tokens < t) at `temperature` for t ≥ 1 under the newest weights."""
+        ...
+
+    async def close(self) -> None:
+        """Give memory back; turns on their way end with an error."""
+        ...
+
+
 @dataclass(frozen=True)
 class Turn:
     """One span the policy sampled: positions `[start, end)` of `Rollout.token_ids`."""
@@ -96,6 +145,21 @@ class Turn:
     end: int
     stop_reason: StopReason
     policy_version: PolicyVersion
+    """The oldest version among `spans`."""
+    spans: tuple[VersionSpan, ...] = ()
+    """Which version sampled which positions; empty = `policy_version` all of them."""
+
+    @property
+    def oldest_version(self) -> PolicyVersion:
+        """Version of the oldest token."""
+        return min((self.policy_version, *(span.version for span in self.spans)))
+
+    @property
+    def versions(self) -> tuple[VersionSpan, ...]:
+        """`spans`, written out where one version sampled it all; empty for an empty turn."""
+        if self.spans or self.start == self.end:
+            return self.spans
+        return (VersionSpan(self.start, self.end, self.policy_version),)
 
 
 @dataclass(frozen=True)
@@ -122,12 +186,15 @@ class Rollout:
     truncated: bool = False
     tool_calls: int = 0
     tool_errors: int = 0
+    """Calls answered by an `error: …` observation, time-outs included."""
+    tool_timeouts: int = 0
+    """Calls no tool answered in time, retries included."""
     meta: dict[str, float] = field(default_factory=dict)
 
     @property
     def oldest_version(self) -> PolicyVersion:
         """Version of the oldest sampled token."""
-        return min(turn.policy_version for turn in self.turns)
+        return min(turn.oldest_version for turn in self.turns)
 
     @property
     def sampled_tokens(self) -> int:

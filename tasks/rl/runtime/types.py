@@ -14,7 +14,11 @@ from tasks.sampling.types import Rollout
 
 
 class Runtime(Protocol):
-    """Rollout workers 0…N−1 and one learner; every call may take long and is awaited."""
+    """Rollout workers 0…N−1 and one learner; every call may take long and is awaited.
+
+    `play`, `grade` and `probe` of one worker may run many at a time. Any call to a worker raises
+    `WorkerLostError` where the worker died, any call to the learner `LearnerLostError`.
+    """
 
     @property
     def workers(self) -> int:
@@ -33,7 +37,7 @@ class Runtime(Protocol):
     async def play(
         self, worker: int, tickets: Sequence[Ticket], samples: int, temperature: float
     ) -> Harvest:
-        """Sample episodes."""
+        """Sample episodes; returns when those of these tickets are done, whoever else plays."""
         ...
 
     async def grade(self, worker: int, rollouts: Sequence[Rollout]) -> list[Group]:
@@ -45,11 +49,18 @@ class Runtime(Protocol):
         ...
 
     async def sync(self, worker: int, receipt: Receipt) -> SyncProof:
-        """Give a worker published weights and prove them."""
+        """Give a worker published weights and prove them; may come while episodes are played,
+        which then go on as `rl.engine.on_publish` says."""
         ...
 
-    async def train(self, groups: Sequence[Group], kl_coefficient: float) -> StepReport:
-        """Take one optimiser step."""
+    async def revive(self, worker: int) -> None:
+        """Replace a worker that was lost; the new one holds the snapshot's weights, unproven."""
+        ...
+
+    async def train(
+        self, groups: Sequence[Group], kl_coefficient: float, lr_scale: float = 1.0
+    ) -> StepReport:
+        """Train on one batch, with the learning rate of each optimiser step times `lr_scale`."""
         ...
 
     async def publish(self, root: Path, attempt: int) -> Receipt:
