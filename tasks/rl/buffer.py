@@ -33,6 +33,14 @@ class RolloutBuffer:
         """Samples waiting."""
         return sum(len(g.rollouts) for g in self._groups)
 
+    def room(self, step: int, running: int) -> int:
+        """Samples of policy step `step` that may start, with `running` on their way: they may push
+        older ones out of the ring, but not one another. Without this bound a generator faster than
+        the learner would sample for ever what the ring evicts.
+        """
+        kept = sum(len(g.rollouts) for g in self._groups if g.oldest_step >= step)
+        return max(0, self._capacity - kept - running)
+
     def put(self, group: Group) -> tuple[Group, ...]:
         """Add a group; what no longer fits is evicted, oldest policy version first.
 

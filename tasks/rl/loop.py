@@ -199,7 +199,8 @@ class AsyncLoop:
         batch = self._config.batch_size
         allowed = capacity(self._config.staleness_limit, lag, batch, self._running, waiting)
         still_needed = (self._config.steps - self.state.learner_version) * batch
-        return min(allowed, still_needed - self._running - waiting)
+        room = self._buffer.room(self._engine_step[worker], self._running)
+        return min(allowed, room, still_needed - self._running - waiting)
 
     async def _training(self, samples: int) -> None:
         """Say how many samples are being trained on; whoever waits for capacity looks again."""

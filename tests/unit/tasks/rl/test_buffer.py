@@ -120,3 +120,14 @@ def test_groups_of_other_sizes_fill_a_batch_exactly():
         buffer.put(group(name, 0, size))
     assert names(buffer.take(8, 0, 0).groups) == ["a", "c"]
     assert buffer.samples == 6
+
+
+def test_newer_samples_may_push_older_ones_out_but_not_one_another():
+    buffer = RolloutBuffer(12, "freshest")
+    assert buffer.room(0, running=0) == 12
+    buffer.put(group("a", 1))
+    buffer.put(group("b", 2))
+    assert buffer.room(2, running=0) == 8  # a, of step 1, would make way
+    assert buffer.room(1, running=0) == 4
+    assert buffer.room(3, running=4) == 8
+    assert buffer.room(2, running=12) == 0

@@ -1,0 +1,392 @@
+"""A discrete-event model of the loop: the loop's own rules, with modelled time instead of work.
+
+Admission, age, ring and publish interval are those of `staleness`, `buffer` and `controllers`, not
+copies; sampling, tools, training and publishing take the seconds they are said to take. So it
+answers in milliseconds what a run would take hours to show: whether a setting can stand still, how
+old samples get, how fast it goes.
+"""
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from configs.schema.rl import PublishSchedule, RLConfig
+from tasks.rl.buffer import RolloutBuffer
+from tasks.rl.controllers import PublishInterval
+from tasks.rl.simulated_engines import Clock, DecodeSpeed, LatencyMix, LengthMix, Tools, engine
+from tasks.rl.staleness import capacity, staleness_steps
+from tasks.rl.types import Group, ScoredRollout
+from tasks.sampling.types import PolicyVersion, Rollout, StopReason, Turn
+
+MAX_EVENTS_PER_SAMPLE = 10_000
+"""Events without a step, per sample of a batch, before the model says that it goes round in
+circles: with samples filtered faster than a batch can fill, for instance."""
+
+
+class DeadlockError(RuntimeError):
+    """Nothing will ever happen again, and steps are left; says who waits for what."""
+
+
+class NoProgressError(RuntimeError):
+    """Samples come and go and no batch ever fills."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """What is to be done: the settings of the loop, and what its samples are like."""
+
+    steps: int
+    batch_size: int
+    group_size: int
+    staleness_limit: int
+    publish: PublishSchedule = PublishSchedule()
+    checkpoint_every: int = 1
+    capacity_batches: int = 5
+    order: Literal["freshest", "fifo"] = "freshest"
+    fresh_share_floor: float = 0.0
+    turns_mean: float = 1.0
+    """Turns of one sample; 1.4 = one turn in 60 of a hundred samples, two in the others."""
+    tokens: LengthMix = LengthMix(32.0, 0.5, 64)
+    """Of one turn."""
+    tool_latency: LatencyMix | None = None
+    tool_concurrency: int = 64
+    filter_share: float = 0.0
+    """Of finished groups, those that are not worth a place in a batch."""
+
+    @classmethod
+    def of(cls, rl: RLConfig, steps: int) -> "Work":
+        """The settings of a config; what its samples are like is left at the defaults."""
+        return cls(
+            steps=steps,
+            batch_size=rl.batch_size,
+            group_size=rl.group_size,
+            staleness_limit=rl.staleness_limit,
+            publish=rl.publish,
+            checkpoint_every=rl.checkpoint_every,
+            capacity_batches=rl.buffer.capacity_batches,
+            order=rl.buffer.order,
+            fresh_share_floor=rl.buffer.fresh_share_floor,
+            turns_mean=float(rl.sampling.max_turns),
+            tokens=LengthMix(rl.sampling.max_new_tokens / 2, 0.5, rl.sampling.max_new_tokens),
+        )
+
+
+@dataclass(frozen=True)
+class Times:
+    """How long things take, seconds."""
+
+    decode: DecodeSpeed
+    """Of one rollout worker."""
+    train_s: float
+    """One optimiser step on a batch."""
+    grade_s: float = 0.0
+    """One sample."""
+    publish_s: float = 0.0
+    prove_s: float = 0.0
+    """One worker loading and proving weights."""
+    checkpoint_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class Modelled:
+    """What the modelled run did."""
+
+    wall_s: float
+    step_ends_s: tuple[float, ...]
+    """When each optimiser step was done, its publish and checkpoint included."""
+    ages: tuple[int, ...]
+    """Of every trained group, in optimiser steps."""
+    dropped: int
+    filtered: int
+    rollout_s: float
+    """Worker-seconds with samples in play."""
+    train_s: float
+    sync_s: float
+    """Slot-seconds of publishing and proving."""
+    both_s: float
+    """Seconds in which samples were in play and the learner trained."""
+    max_running: int
+
+    def samples_per_s(self, batch_size: int, warm_up: int = 0) -> float:
+        """Trained samples a second after the first `warm_up` steps."""
+        start_s = self.step_ends_s[warm_up - 1] if warm_up else 0.0
+        return batch_size * (len(self.step_ends_s) - warm_up) / (self.step_ends_s[-1] - start_s)
+
+
+@dataclass
+class _Play:
+    """Samples that hand in their groups together: one group, or in lockstep all there are."""
+
+    worker: int
+    step: int
+    """Of the policy that began it."""
+    groups: int
+    in_lockstep: bool
+    samples_left: dict[int, int] = field(default_factory=dict)
+    """By group."""
+    turns_out: int = 0
+    at_barrier: list["_Sample"] = field(default_factory=list)
+
+
+@dataclass
+class _Sample:
+    play: _Play
+    group: int
+    turns_left: int
+
+
+class ModelledLoop:
+    """One run; `run` gives its outcome. Same work, times and seed: same outcome."""
+
+    def __init__(
+        self, work: Work, times: Times, workers: int = 1, *, lockstep: bool = False, seed: int = 0
+    ) -> None:
+        """`lockstep`: a worker's samples go turn by turn, all waiting for the slowest tool."""
+        self._work, self._times, self._lockstep = work, times, lockstep
+        self._rng = random.Random(seed)
+        self._clock = Clock()
+        self._engines = [engine(self._clock, times.decode, self._turn_over) for _ in range(workers)]
+        self._tools = Tools(self._clock, work.tool_latency, work.tool_concurrency, self._rng)
+        self._buffer = RolloutBuffer(work.capacity_batches * work.batch_size, work.order)
+        self._interval = PublishInterval(work.publish)
+        self._version = self._published = 0
+        self._engine_step = [0] * workers
+        self._proving = [False] * workers
+        self._load = [0] * workers
+        self._running = self._in_training = 0
+        self._learner_busy = self._training = False
+        self._changed = True
+        self._groups = 0
+        self._ends: list[float] = []
+        self._ages: list[int] = []
+        self._sums = dict.fromkeys(("rollout", "train", "sync", "both"), 0.0)
+        self._dropped = self._filtered = self._max_running = 0
+
+    def run(self) -> Modelled:
+        """Take every step.
+
+        Raises:
+            DeadlockError: both sides wait for each other.
+            NoProgressError: no batch ever fills.
+        """
+        self._settle()
+        events, seen_at = 0, 0
+        while len(self._ends) < self._work.steps:
+            event = self._clock.next()
+            if event is None:
+                raise DeadlockError(self._who_waits())
+            when, then = event
+            self._pass(when - self._clock.now)
+            self._clock.now = when
+            steps = len(self._ends)
+            then()
+            self._settle()
+            events += 1
+            if len(self._ends) > steps:
+                seen_at = events
+            elif events - seen_at > MAX_EVENTS_PER_SAMPLE * self._work.batch_size:
+                raise NoProgressError(f"no step in {events - seen_at} events; {self._who_waits()}")
+        sums = self._sums
+        return Modelled(
+            self._clock.now, tuple(self._ends), tuple(self._ages), self._dropped, self._filtered,
+            sums["rollout"], sums["train"], sums["sync"], sums["both"], self._max_running,
+        )  # fmt: skip
+
+    def _pass(self, seconds: float) -> None:
+        """Book time that goes by in the present state."""
+        playing = sum(load > 0 for load in self._load)
+        self._sums["rollout"] += seconds * playing
+        self._sums["train"] += seconds * self._training
+        self._sums["sync"] += seconds * (
+            sum(self._proving) + (self._learner_busy and not self._training)
+        )
+        self._sums["both"] += seconds * (playing > 0 and self._training)
+
+    def _settle(self) -> None:
+        """Let both sides do what the rules now allow; a turn that ends changes nothing for them."""
+        if self._changed:
+            self._changed = False
+            self._consume()
+            for worker in sorted(range(len(self._load)), key=lambda w: self._load[w]):
+                self._produce(worker)
+        for each in self._engines:
+            each.kick()
+
+    # -- generation -----------------------------------------------------------------------------
+
+    def _produce(self, worker: int) -> None:
+        if self._proving[worker]:
+            return
+        if self._published > self._engine_step[worker]:
+            self._proving[worker] = True
+            step = self._published
+            self._after(self._times.prove_s, lambda: self._proven(worker, step))
+            return
+        work = self._work
+        if self._lockstep and self._load[worker]:
+            return
+        share = -(-work.batch_size // len(self._load)) // work.group_size * work.group_size
+        free = min(self._free(worker), max(work.group_size, share))
+        groups = free // work.group_size
+        for count in [groups] if self._lockstep and groups else [1] * groups:
+            self._start(worker, count)
+
+    def _proven(self, worker: int, step: int) -> None:
+        self._proving[worker] = False
+        self._engine_step[worker] = step
+        self._changed = True
+
+    def _free(self, worker: int) -> int:
+        lag = self._version - self._engine_step[worker]
+        waiting = self._buffer.samples + self._in_training
+        work = self._work
+        allowed = capacity(work.staleness_limit, lag, work.batch_size, self._running, waiting)
+        needed = (work.steps - self._version) * work.batch_size
+        room = self._buffer.room(self._engine_step[worker], self._running)
+        return min(allowed, room, needed - self._running - waiting)
+
+    def _start(self, worker: int, groups: int) -> None:
+        play = _Play(worker, self._engine_step[worker], groups, self._lockstep)
+        samples = []
+        for _ in range(groups):
+            self._groups += 1
+            play.samples_left[self._groups] = self._work.group_size
+            samples += [
+                _Sample(play, self._groups, self._turns()) for _ in range(self._work.group_size)
+            ]
+        self._load[worker] += len(samples)
+        self._running += len(samples)
+        self._max_running = max(self._max_running, self._running)
+        self._submit(samples)
+
+    def _turns(self) -> int:
+        whole = int(self._work.turns_mean)
+        return max(1, whole + (self._rng.random() < self._work.turns_mean - whole))
+
+    def _submit(self, samples: list[_Sample]) -> None:
+        play = samples[0].play
+        play.turns_out += len(samples)
+        turns = [(self._work.tokens.draw(self._rng), sample) for sample in samples]
+        self._engines[play.worker].submit(turns)
+
+    def _turn_over(self, sample: _Sample) -> None:
+        sample.turns_left -= 1
+        if sample.turns_left:
+            self._tools.call(lambda: self._answered(sample))
+            return
+        sample.play.turns_out -= 1
+        sample.play.samples_left[sample.group] -= 1
+        self._next_turn_or_end(sample.play, sample.group)
+
+    def _answered(self, sample: _Sample) -> None:
+        play = sample.play
+        play.turns_out -= 1
+        if not play.in_lockstep:
+            self._submit([sample])
+            return
+        play.at_barrier.append(sample)
+        self._next_turn_or_end(play, sample.group)
+
+    def _next_turn_or_end(self, play: _Play, group: int) -> None:
+        """Groups end one by one; in lockstep all go on together, and end together."""
+        if not play.in_lockstep:
+            if not play.samples_left[group]:
+                self._graded_later(play, [group])
+        elif not play.turns_out and play.at_barrier:
+            samples, play.at_barrier = play.at_barrier, []
+            self._submit(samples)
+        elif not play.turns_out:
+            self._graded_later(play, list(play.samples_left))
+
+    def _graded_later(self, play: _Play, groups: list[int]) -> None:
+        seconds = self._times.grade_s * len(groups) * self._work.group_size
+        self._after(seconds, lambda: self._harvest(play, groups))
+
+    def _harvest(self, play: _Play, groups: list[int]) -> None:
+        self._changed = True
+        for number in groups:
+            self._running -= self._work.group_size
+            self._load[play.worker] -= self._work.group_size
+            if self._rng.random() < self._work.filter_share:
+                self._filtered += self._work.group_size
+            else:
+                made = _group(number, play.step, self._work.group_size)
+                self._dropped += sum(len(g.rollouts) for g in self._buffer.put(made))
+
+    # -- training -------------------------------------------------------------------------------
+
+    def _consume(self) -> None:
+        if self._learner_busy or self._version >= self._work.steps:
+            return
+        work = self._work
+        newest = max(self._engine_step)
+        fresh = self._buffer.fresh_share(work.batch_size, newest) >= work.fresh_share_floor
+        if self._running and not fresh:
+            return
+        taken = self._buffer.take(work.batch_size, self._version, work.staleness_limit)
+        self._dropped += sum(len(g.rollouts) for g in taken.dropped)
+        if not taken.groups:
+            return
+        self._ages += [staleness_steps(g.oldest_step, self._version) for g in taken.groups]
+        self._in_training = work.batch_size
+        self._learner_busy = self._training = True
+        self._after(self._times.train_s, self._trained)
+
+    def _trained(self) -> None:
+        self._training = False
+        step = self._version + 1
+        if self._interval.due(step):
+            self._interval.published(step)
+            self._after(self._times.publish_s, lambda: self._step_over(step, published=True))
+        else:
+            self._step_over(step, published=False)
+
+    def _step_over(self, step: int, *, published: bool) -> None:
+        if published:
+            self._published = step
+        self._version = step
+        self._in_training = 0
+        self._changed = True
+        due = step % self._work.checkpoint_every == 0
+        self._after(self._times.checkpoint_s if due else 0.0, self._ready)
+
+    def _ready(self) -> None:
+        self._learner_busy = False
+        self._changed = True
+        self._ends.append(self._clock.now)
+
+    # -- shared ---------------------------------------------------------------------------------
+
+    def _after(self, seconds: float, then: Callable[[], None]) -> None:
+        self._clock.at(self._clock.now + seconds, then)
+
+    def _who_waits(self) -> str:
+        free = [self._free(worker) for worker in range(len(self._load))]
+        return (
+            f"at step {self._version} of {self._work.steps} the learner waits for "
+            f"{self._work.batch_size} samples with {self._buffer.samples} in the buffer, and the "
+            f"workers may start {free} samples with {self._running} running: expected a whole group"
+            f" of {self._work.group_size}; check rl.staleness_limit, rl.publish and "
+            "rl.buffer.capacity_batches"
+        )
+
+
+def _group(number: int, step: int, size: int) -> Group:
+    """A group as the buffer wants it: its samples share one token of the given policy step."""
+    turn = Turn(0, 1, StopReason.END_OF_TURN, PolicyVersion(0, step))
+    rollout = Rollout(str(number), "", str(number), (0,), (True,), (0.0,), (turn,), 1.0)
+    return Group(str(number), "", (ScoredRollout(rollout, 0.0, 0.0),) * size)
+
+
+def simulate(
+    work: Work, times: Times, workers: int = 1, *, lockstep: bool = False, seed: int = 0
+) -> Modelled:
+    """Model one run; see `ModelledLoop`."""
+    return ModelledLoop(work, times, workers, lockstep=lockstep, seed=seed).run()
+
+
+def synchronous(work: Work) -> Work:
+    """The same work by the synchronous trainer: η = 0, a publish each step."""
+    once = PublishSchedule(start=1, end=1, over_steps=work.publish.over_steps)
+    return replace(work, staleness_limit=0, publish=once)

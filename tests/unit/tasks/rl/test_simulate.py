@@ -1,0 +1,207 @@
+"""The modelled loop: never stands still, never too old, and right where it can be worked out."""
+
+import time
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import tasks.rl.simulate as simulate_module
+from configs.schema.rl import PublishSchedule
+from tasks.rl.simulate import (
+    DeadlockError,
+    Modelled,
+    NoProgressError,
+    Times,
+    Work,
+    simulate,
+    synchronous,
+)
+from tasks.rl.simulated_engines import DecodeSpeed, LatencyMix, LengthMix
+
+TEN_TOKENS = LengthMix(10.0, 0.0, 10)
+FLAT = DecodeSpeed(step_s=0.1, per_sequence_s=0.0, max_sequences=10_000, continuous=True)
+"""A turn of ten tokens takes one second, however many are decoded."""
+
+
+def every(steps: int) -> PublishSchedule:
+    return PublishSchedule(start=steps, end=steps, over_steps=1)
+
+
+@st.composite
+def works(draw: st.DrawFn) -> Work:
+    group = draw(st.integers(1, 4))
+    limit = draw(st.integers(0, 6))
+    intervals = st.integers(1, limit + 1)
+    return Work(
+        steps=draw(st.integers(1, 12)),
+        batch_size=group * draw(st.integers(1, 4)),
+        group_size=group,
+        staleness_limit=limit,
+        publish=PublishSchedule(start=draw(intervals), end=draw(intervals), over_steps=6),
+        checkpoint_every=draw(st.integers(1, 3)),
+        capacity_batches=draw(st.integers(1, 5)),
+        order=draw(st.sampled_from(["freshest", "fifo"])),
+        fresh_share_floor=draw(st.sampled_from([0.0, 0.5, 1.0])),
+        turns_mean=draw(st.sampled_from([1.0, 1.5, 3.0])),
+        tokens=LengthMix(draw(st.floats(1, 50)), draw(st.floats(0, 2)), 200),
+        tool_latency=draw(st.sampled_from([None, LatencyMix(0.3, 1.0, 10.0)])),
+        tool_concurrency=draw(st.integers(1, 4)),
+        filter_share=draw(st.sampled_from([0.0, 0.3, 0.8])),
+    )
+
+
+@st.composite
+def durations(draw: st.DrawFn) -> Times:
+    seconds = st.sampled_from([0.0, 0.01, 1.0])
+    decode = DecodeSpeed(
+        draw(st.sampled_from([0.0001, 0.1])), draw(st.sampled_from([0.0, 0.01])),
+        draw(st.integers(1, 9)), draw(st.booleans()),
+    )  # fmt: skip
+    names = ("train_s", "grade_s", "publish_s", "prove_s", "checkpoint_s")
+    return Times(decode, **{name: draw(seconds) for name in names})
+
+
+@settings(deadline=None, max_examples=400)
+@given(works(), durations(), st.integers(1, 4), st.booleans(), st.integers(0, 3))
+def test_never_stands_still_and_nothing_trained_is_too_old_or_of_the_future(
+    work, times, workers, lockstep, seed
+):
+    modelled = simulate(work, times, workers, lockstep=lockstep, seed=seed)
+    assert len(modelled.step_ends_s) == work.steps
+    assert list(modelled.step_ends_s) == sorted(modelled.step_ends_s)
+    assert len(modelled.ages) == work.steps * work.batch_size // work.group_size
+    assert 0 <= min(modelled.ages) and max(modelled.ages) <= work.staleness_limit
+    assert modelled.max_running <= (work.staleness_limit + 1) * work.batch_size
+    if work.staleness_limit == 0:
+        assert modelled.both_s == 0.0 and modelled.dropped == 0
+    else:
+        assert modelled.both_s <= min(modelled.train_s, modelled.rollout_s) + 1e-9
+
+
+def test_same_seed_same_run_other_seed_other_run():
+    work = Work(5, 8, 4, 2, tool_latency=LatencyMix(0.3, 1.0, 10.0), turns_mean=2.0)
+    times = Times(FLAT, train_s=0.5)
+    assert simulate(work, times, seed=1) == simulate(work, times, seed=1)
+    assert simulate(work, times, seed=1) != simulate(work, times, seed=2)
+
+
+def test_synchronous_steps_add_up():
+    """1 s of sampling, 8 × 0.01 s of grading, 2 s of training, 0.3 + 0.2 s of sync a step."""
+    work = synchronous(Work(3, 8, 4, 5, tokens=TEN_TOKENS, publish=every(3)))
+    times = Times(FLAT, train_s=2.0, grade_s=0.01, publish_s=0.3, prove_s=0.2, checkpoint_s=0.0)
+    modelled = simulate(work, times, lockstep=True)
+    # the first generation holds proven weights; each later one proves anew
+    assert modelled.step_ends_s == pytest.approx((3.38, 3.38 + 3.58, 3.38 + 2 * 3.58))
+    assert modelled.ages == (0,) * 6
+    assert modelled.rollout_s == pytest.approx(3 * 1.08)
+    assert modelled.train_s == pytest.approx(6.0)
+    assert modelled.samples_per_s(8, warm_up=1) == pytest.approx(8 / 3.58)
+
+
+def test_the_slower_side_sets_the_pace_when_both_work():
+    """Sampling takes 1 s and training 2 s: two seconds a step, not three."""
+    work = Work(20, 8, 4, 1, tokens=TEN_TOKENS)
+    modelled = simulate(work, Times(FLAT, train_s=2.0))
+    gaps = [b - a for a, b in zip(modelled.step_ends_s[2:], modelled.step_ends_s[3:], strict=False)]
+    assert gaps == pytest.approx([2.0] * len(gaps))
+    assert modelled.dropped == 0 and set(modelled.ages[2:]) == {1}
+
+
+def test_a_checkpoint_is_written_when_due():
+    work = Work(4, 4, 4, 0, tokens=TEN_TOKENS, checkpoint_every=2)
+    modelled = simulate(work, Times(FLAT, train_s=1.0, checkpoint_s=10.0))
+    # the workers go on while the learner writes: after step 2 the next batch waits for it
+    assert modelled.step_ends_s == pytest.approx((2.0, 14.0, 15.0, 27.0))
+
+
+def test_continuous_decoding_shares_the_worker():
+    """Two sequences of 10 and 20 tokens, a step of n sequences takes n × 0.1 s: 10 steps of 0.2 s,
+    then the longer one alone for 10 of 0.1 s."""
+    speed = DecodeSpeed(0.0, 0.1, 8, continuous=True)
+    work = Work(1, 2, 1, 0, tokens=TEN_TOKENS)
+    modelled = simulate(work, Times(speed, train_s=0.0))
+    assert modelled.wall_s == pytest.approx(10 * 0.2)  # both have ten tokens
+    one_by_one = replace(speed, max_sequences=1)
+    assert simulate(work, Times(one_by_one, train_s=0.0)).wall_s == pytest.approx(20 * 0.1)
+
+
+def test_a_batch_lasts_as_long_as_its_longest():
+    """Ten tokens each: 10 steps of 0.5 s, and 0.01 s for each of 40 tokens; twice where only half
+    of the four fit."""
+    work = Work(1, 4, 4, 0, tokens=TEN_TOKENS)
+    speed = DecodeSpeed(0.5, 0.01, 4, continuous=False)
+    assert simulate(work, Times(speed, 0.0)).wall_s == pytest.approx(5.0 + 0.4)
+    halved = replace(speed, max_sequences=2)
+    assert simulate(work, Times(halved, 0.0)).wall_s == pytest.approx(2 * 5.0 + 0.4)
+
+
+def test_in_lockstep_everyone_waits_for_the_slowest_tool_and_alone_nobody():
+    """Two turns of 1 s, a tool of exactly 3 s between them; one call at a time is answered."""
+    work = Work(1, 2, 1, 0, turns_mean=2.0, tokens=TEN_TOKENS, tool_concurrency=1)
+    work = replace(work, tool_latency=LatencyMix(3.0, 0.0, 10.0))
+    # 1 + 3 + 3 + 1 for the one that waits for the tool; the other is through after 5 s
+    assert simulate(work, Times(FLAT, 0.0), lockstep=True).wall_s == pytest.approx(8.0)
+    by_group = simulate(work, Times(FLAT, 0.0))
+    assert by_group.wall_s == pytest.approx(8.0)
+    assert by_group.rollout_s == pytest.approx(8.0)
+    cut = replace(work, tool_latency=LatencyMix(3.0, 0.0, 0.5), tool_concurrency=2)
+    assert simulate(cut, Times(FLAT, 0.0), lockstep=True).wall_s == pytest.approx(2.5)
+
+
+def test_two_workers_sample_a_batch_in_half_the_time():
+    slow = DecodeSpeed(0.0, 0.1, 64, continuous=False)  # 1 s for every sample
+    work = Work(1, 8, 2, 0, tokens=TEN_TOKENS)
+    assert simulate(work, Times(slow, 0.0), workers=1).wall_s == pytest.approx(8.0)
+    assert simulate(work, Times(slow, 0.0), workers=2).wall_s == pytest.approx(4.0)
+
+
+def test_slow_tools_pay_for_going_on_without_the_slowest():
+    """With η = 4 the learner has other groups to train on while a slow tool is awaited."""
+    work = Work(30, 32, 4, 4, turns_mean=2.0, tokens=TEN_TOKENS)
+    work = replace(work, tool_latency=LatencyMix(0.3, 1.0, 10.0))
+    times = Times(DecodeSpeed(0.02, 0.0002, 256, continuous=True), train_s=0.4)
+    lag = simulate(work, times).samples_per_s(32, warm_up=5)
+    sync = simulate(synchronous(work), times, lockstep=True).samples_per_s(32, warm_up=5)
+    assert lag > 1.8 * sync
+
+
+def test_filtered_groups_give_their_place_back():
+    work = Work(10, 8, 4, 2, tokens=TEN_TOKENS, filter_share=0.5)
+    modelled = simulate(work, Times(FLAT, train_s=1.0))
+    assert modelled.filtered > 0
+    assert len(modelled.step_ends_s) == 10
+
+
+def test_when_everything_is_filtered_it_says_so_instead_of_going_round_for_ever(monkeypatch):
+    monkeypatch.setattr(simulate_module, "MAX_EVENTS_PER_SAMPLE", 50)
+    with pytest.raises(NoProgressError, match="no step in .* events"):
+        simulate(Work(1, 4, 4, 0, filter_share=1.0, tokens=TEN_TOKENS), Times(FLAT, 1.0))
+
+
+def test_publishing_too_rarely_stands_still():
+    """The validator refuses N > η + 1; the model shows why: nothing may start on policy 0."""
+    work = Work(5, 4, 4, 1, publish=every(3), tokens=TEN_TOKENS)
+    with pytest.raises(DeadlockError, match=r"at step 2 of 5 the learner waits for 4 samples"):
+        simulate(work, Times(FLAT, 1.0))
+    enough = replace(work, publish=every(2))
+    assert len(simulate(enough, Times(FLAT, 1.0)).step_ends_s) == 5
+
+
+@pytest.mark.parametrize(
+    ("step_s", "per_sequence_s", "sequences"), [(-1.0, 1.0, 1), (0.0, 0.0, 1), (1.0, 0.0, 0)]
+)
+def test_speeds_that_cannot_be(step_s, per_sequence_s, sequences):
+    with pytest.raises(ValueError, match="expected"):
+        DecodeSpeed(step_s, per_sequence_s, sequences, continuous=True)
+
+
+def test_thousands_of_steps_a_second():
+    work = Work(500, 8, 4, 2, tokens=LengthMix(20.0, 0.5, 64))
+    times = Times(DecodeSpeed(0.005, 0.0001, 256, continuous=False), train_s=0.3)
+    simulate(work, times)
+    started_s = time.process_time()
+    modelled = simulate(work, times)
+    assert isinstance(modelled, Modelled)
+    assert 500 / (time.process_time() - started_s) > 1000
