@@ -47,6 +47,9 @@ class DeepSpeedSettings(Config):
     """Stage 3 is left out: it splits the weights, which publishes and checkpoints read whole."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     micro_batch_tokens: int = Field(16384, ge=1)
-    """Padded tokens a forward pass may hold; a batch is cut into micro-batches by length."""
+    """Tokens a forward pass may compute; a batch is cut into micro-batches by length."""
+    micro_batching: Literal["packed", "bucketed"] = "packed"
+    """`packed` lays real tokens end to end, so that layers compute no padding; `bucketed` pads
+    samples of similar length, for models whose attention cannot be packed."""
     threads: int | None = Field(None, ge=1)
     """CPU threads of the learner; None lets the runtime share the cores out."""

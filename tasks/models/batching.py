@@ -1,24 +1,59 @@
-"""Cut a batch into micro-batches of similar lengths under a budget of padded tokens."""
+"""Cut a batch into micro-batches of similar lengths under a budget of tokens."""
 
 from collections.abc import Sequence
 
 import torch
 
+GRID_BOUND = 2
+"""Attention works on the padded grid even where layers do not: it may be this many budgets."""
 
-def micro_batches(lengths: Sequence[int], max_tokens: int) -> list[list[int]]:
-    """Indices grouped by length, longest first; rows × longest stays within `max_tokens`.
 
-    A single row longer than the budget gets a micro-batch of its own.
+def micro_batches(
+    lengths: Sequence[int], max_tokens: int, *, packed: bool = False, multiple_of: int = 1
+) -> list[list[int]]:
+    """Indices grouped by length, longest first, within `max_tokens` of computed tokens.
+
+    Computed are rows × longest, padding included; packed, the real tokens alone, as long as the
+    grid stays within `GRID_BOUND` budgets. A single row longer than the budget gets a micro-batch
+    of its own. Ranks that step together need equally many: micro-batches are halved, and empty ones
+    added, until there are a multiple of `multiple_of`.
     """
     order = sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))
     batches: list[list[int]] = []
+    tokens = 0
     for index in order:
-        longest = lengths[batches[-1][0]] if batches else 0
-        if batches and (len(batches[-1]) + 1) * longest <= max_tokens:
+        grid = (len(batches[-1]) + 1) * lengths[batches[-1][0]] if batches else 0
+        tokens += lengths[index]
+        room = max(tokens, grid / GRID_BOUND) if packed else grid
+        if batches and room <= max_tokens:
             batches[-1].append(index)
         else:
             batches.append([index])
+            tokens = lengths[index]
+    return _multiple(batches, lengths, multiple_of)
+
+
+def _multiple(
+    batches: list[list[int]], lengths: Sequence[int], multiple_of: int
+) -> list[list[int]]:
+    while len(batches) % multiple_of:
+        largest = max(
+            (i for i, rows in enumerate(batches) if len(rows) > 1),
+            key=lambda i: sum(lengths[j] for j in batches[i]),
+            default=None,
+        )
+        if largest is None:
+            batches.append([])
+            continue
+        rows = batches[largest]
+        batches[largest : largest + 1] = [rows[: len(rows) // 2], rows[len(rows) // 2 :]]
     return batches
+
+
+def padding_share(lengths: Sequence[int], batches: Sequence[Sequence[int]]) -> float:
+    """Share of padding among the tokens of the micro-batches' grids; 0.0 where there are none."""
+    grid = sum(len(rows) * max(lengths[i] for i in rows) for rows in batches if rows)
+    return 1 - sum(lengths[i] for rows in batches for i in rows) / grid if grid else 0.0
 
 
 def pad_rows(rows: Sequence[Sequence[float]], dtype: torch.dtype) -> torch.Tensor:

@@ -23,3 +23,7 @@ class NonFiniteStepError(ModelError, ArithmeticError):
 
 class NonFiniteWeightError(ModelError, ArithmeticError):
     """A weight is NaN or infinite."""
+
+
+class UnpackableModelError(ModelError, ValueError):
+    """A model's attention cannot keep packed sequences apart."""

@@ -8,6 +8,7 @@ from peft import PeftModel
 from transformers import PreTrainedModel
 
 from tasks.models.logprobs import score_tokens
+from tasks.models.packing import enable_packing, packing_of
 from tasks.models.trainable import reference_weights
 
 
@@ -20,11 +21,20 @@ class PolicyScores(NamedTuple):
 
 
 class PolicyModule(torch.nn.Module):
-    """A causal model and, if asked, a linear value head that reads its last hidden states."""
+    """A causal model and, if asked, a linear value head that reads its last hidden states.
 
-    def __init__(self, model: torch.nn.Module, *, value_head: bool, seed: int) -> None:
+    `packed` lays the real tokens of a micro-batch end to end for every layer, see `packing`; else
+    the trunk computes the padding too.
+    """
+
+    def __init__(
+        self, model: torch.nn.Module, *, value_head: bool, seed: int, packed: bool = False
+    ) -> None:
         super().__init__()
         self.model = model
+        self.packed = packed
+        if packed:
+            enable_packing(self.causal_model)
         self.value_head: torch.nn.Linear | None = None
         if value_head:
             hidden = self.causal_model.config.hidden_size
@@ -48,15 +58,14 @@ class PolicyModule(torch.nn.Module):
     ) -> PolicyScores:
         """Score the tokens where `mask_B_T` is True (never at position 0), each from those before.
 
-        Logits are made for those tokens alone: with a large vocabulary they are most of the memory.
+        Real tokens stand on the left of their row, so causality keeps padding out of every score
+        and no mask is made. Logits are made for the asked tokens alone: with a large vocabulary
+        they are most of the memory.
         """
-        trunk = self.causal_model
-        hidden_B_T_H = trunk.model(
-            input_ids=token_ids_B_T, attention_mask=valid_B_T.long(), use_cache=False
-        ).last_hidden_state
+        hidden_B_T_H = self._hidden(token_ids_B_T, valid_B_T)
         wanted = mask_B_T[:, 1:]
         rows = wanted.nonzero(as_tuple=True)[0]
-        logits_N_V = trunk.lm_head(hidden_B_T_H[:, :-1][wanted])
+        logits_N_V = self.causal_model.lm_head(hidden_B_T_H[:, :-1][wanted])
         scores = score_tokens(logits_N_V, token_ids_B_T[:, 1:][wanted], temperature_B[rows])
         values = None
         if self.value_head is not None:
@@ -66,6 +75,20 @@ class PolicyModule(torch.nn.Module):
             _place(scores.logprobs_N, wanted), _place(scores.entropy_N, wanted), values
         )
 
+    def _hidden(self, token_ids_B_T: torch.Tensor, valid_B_T: torch.Tensor) -> torch.Tensor:
+        """(B, T, H): last hidden states; what stands on padding is not to be used."""
+        trunk = self.causal_model.model
+        if not self.packed:
+            return trunk(input_ids=token_ids_B_T, use_cache=False).last_hidden_state
+        packing = packing_of(valid_B_T)
+        hidden_1_N_H = trunk(
+            input_ids=packing.pack(token_ids_B_T)[None],
+            position_ids=packing.positions_N[None],
+            use_cache=False,
+            packing=packing,
+        ).last_hidden_state
+        return packing.unpack(hidden_1_N_H[0])
+
     def as_reference(self) -> AbstractContextManager[torch.nn.Module]:
         """The frozen reference inside the adapters; see `reference_weights`."""
         return reference_weights(self.model)
@@ -73,5 +96,5 @@ class PolicyModule(torch.nn.Module):
 
 def _place(values_N: torch.Tensor, wanted_B_T: torch.Tensor) -> torch.Tensor:
     """Put N values back at their positions; position 0 is added."""
-    grid = torch.zeros(wanted_B_T.shape, dtype=values_N.dtype)
+    grid = values_N.new_zeros(wanted_B_T.shape)
     return torch.nn.functional.pad(grid.masked_scatter(wanted_B_T, values_N), (1, 0))

@@ -9,6 +9,7 @@ from configs.schema.rl_credit import Credit, TurnGaeCredit
 from tasks.models.batching import micro_batches, pad_rows, valid_by_length
 from tasks.rl.credit import broadcast_turns, group_credit, normalise_advantages, turn_gae
 from tasks.rl.types import Group, ScoredRollout, TrainBatch
+from tasks.sampling.types import Rollout
 
 TurnValues = Mapping[str, Sequence[float]]
 """rollout_id → V before each turn, from the value head."""
@@ -74,14 +75,21 @@ def _turn_sample(scored: ScoredRollout, credited: tuple[list[float], list[float]
     return Sample(scored, _spread(scored, advantages), returns, mask)
 
 
-def train_batches(samples: Sequence[Sample], max_tokens: int) -> list[TrainBatch]:
-    """Padded micro-batches of similar lengths, at most `max_tokens` padded tokens each."""
-    return [_collate([samples[i] for i in rows]) for rows in rows_of(samples, max_tokens)]
+def train_batches(
+    samples: Sequence[Sample], max_tokens: int, *, packed: bool = False
+) -> list[TrainBatch]:
+    """Micro-batches of similar lengths, at most `max_tokens` computed tokens each."""
+    rows = rows_of(samples, max_tokens, packed=packed)
+    return [collate([samples[i] for i in indices]) for indices in rows]
 
 
-def rows_of(samples: Sequence[Sample], max_tokens: int) -> list[list[int]]:
-    """Which samples make up each micro-batch of `train_batches`; depends on lengths alone."""
-    return micro_batches([len(s.scored.rollout.token_ids) for s in samples], max_tokens)
+def rows_of(
+    samples: Sequence[Sample], max_tokens: int, *, packed: bool = False, ranks: int = 1
+) -> list[list[int]]:
+    """Which samples make up each micro-batch; depends on lengths alone. Several ranks get equally
+    many, `rows_of(...)[rank::ranks]` each, of which some may be empty."""
+    lengths = [len(s.scored.rollout.token_ids) for s in samples]
+    return micro_batches(lengths, max_tokens, packed=packed, multiple_of=ranks)
 
 
 def without_credit(groups: Sequence[Group], *, with_values: bool) -> list[Sample]:
@@ -93,7 +101,8 @@ def without_credit(groups: Sequence[Group], *, with_values: bool) -> list[Sample
     return samples
 
 
-def _collate(samples: Sequence[Sample]) -> TrainBatch:
+def collate(samples: Sequence[Sample]) -> TrainBatch:
+    """One micro-batch of at least one sample, padded on the right."""
     rollouts = [s.scored.rollout for s in samples]
     with_values = samples[0].returns is not None
     return TrainBatch(
@@ -103,9 +112,18 @@ def _collate(samples: Sequence[Sample]) -> TrainBatch:
         sampler_logprobs_B_T=pad_rows([r.sampler_logprobs for r in rollouts], torch.float32),
         advantages_B_T=pad_rows([s.advantages for s in samples], torch.float32),
         temperature_B=torch.tensor([r.temperature for r in rollouts]),
+        sampler_steps_B_T=pad_rows([_sampler_steps(r) for r in rollouts], torch.long),
         returns_B_T=_optional(samples, "returns", torch.float32) if with_values else None,
         value_mask_B_T=_optional(samples, "value_mask", torch.bool) if with_values else None,
     )
+
+
+def _sampler_steps(rollout: Rollout) -> list[int]:
+    """Step of the version that sampled each token; 0 on prompt and observations."""
+    steps = [0] * len(rollout.token_ids)
+    for start, end, version in (span for turn in rollout.turns for span in turn.versions):
+        steps[start:end] = [version.step] * (end - start)
+    return steps
 
 
 def _optional(samples: Sequence[Sample], name: str, dtype: torch.dtype) -> torch.Tensor:

@@ -47,7 +47,8 @@ def run(
     examples, too_long = encode(demonstrations, renderer, config.model.max_length)
     trained = attach(model, sft.trainable, sft.seed)
     if sft.steps:
-        module = PolicyModule(trained, value_head=False, seed=sft.seed)
+        packed = sft.deepspeed.micro_batching == "packed"
+        module = PolicyModule(trained, value_head=False, seed=sft.seed, packed=packed)
         engine = TrainEngine(module, sft.optimiser, sft.deepspeed, total_steps=sft.steps)
         module.train()
         fit(engine, examples, config, report)
@@ -112,7 +113,11 @@ def fit(
         batch = [examples[i] for i in indices]
         tokens = sum(sum(mask) for _, mask in batch)
         loss = 0.0
-        for rows in micro_batches([len(ids) for ids, _ in batch], sft.deepspeed.micro_batch_tokens):
+        for rows in micro_batches(
+            [len(ids) for ids, _ in batch],
+            sft.deepspeed.micro_batch_tokens,
+            packed=sft.deepspeed.micro_batching == "packed",
+        ):
             loss += _accumulate(engine, [batch[i] for i in rows], tokens)
         stats = engine.step()
         report.metrics(

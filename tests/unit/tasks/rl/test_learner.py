@@ -75,7 +75,7 @@ def test_a03_micro_batches_give_the_gradient_of_the_whole_batch(
     moments = []
     for budget in (10**6, 64):
         learner = learner_of(
-            deepspeed={"micro_batch_tokens": budget}, loss={"aggregation": aggregation}, **kind
+            deepspeed={"micro_batch_tokens": budget}, loss={"type": "ppo_clip", "aggregation": aggregation}, **kind
         )
         learner.train(groups, 0.5)  # move away from the reference, so that KL has a gradient too
         moments.append({})
