@@ -61,6 +61,13 @@ FIGURES: tuple[Figure, ...] = (
         "four on the new release, the failing one on its old, all serving; else the waves stop",
     ),
     Figure(
+        "rl_kill_points",
+        "faults",
+        "share of points",
+        "RL killed at a named point and resumed, deterministic mode; a run never killed",
+        "at least 12 points, each: same rows in the same order, same weights",
+    ),
+    Figure(
         "imatrix_on_policy_iq2_m",
         "bench",
         "ratio of KL",
