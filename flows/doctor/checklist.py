@@ -12,6 +12,7 @@ from pathlib import Path
 from configs.schema import PipelineConfig
 from configs.schema.model import ScratchModel
 from configs.schema.rl import AdaptiveKl
+from configs.schema.rl_losses import Cispo, Gspo, IcePop, Loss, PpoBounds
 from configs.schema.training import Lora
 from flows.doctor.checklist_prompts import MadeWith, earlier_settings, prompt_settings
 from flows.doctor.checklist_run import golden_render, quantised_parity, reference_is_snapshot
@@ -194,8 +195,7 @@ def kl_and_clipping(config: PipelineConfig, records: Records) -> Finding:
     kl, loss = config.rl.kl, config.rl.loss
     band = "adaptive" if kl.adaptive else "fixed"
     looked_at = (
-        f"KL {kl.coefficient:g} ({band}, in the {kl.placement}); clip "
-        f"[{1 - loss.clip_low:g}, {1 + loss.clip_high:g}], dual clip {loss.dual_clip}; "
+        f"KL {kl.coefficient:g} ({band}, in the {kl.placement}); {_bounds_text(loss)}; "
         f"publish every {config.rl.publish.start}→{config.rl.publish.end} steps, "
         f"staleness limit {config.rl.staleness_limit}"
     )
@@ -204,15 +204,33 @@ def kl_and_clipping(config: PipelineConfig, records: Records) -> Finding:
         advice.append("no KL to the snapshot: drift goes unseen; rl.kl.coefficient=0.001")
     if kl.coefficient > 0.1:
         advice.append("a KL coefficient above 0.1 holds the policy at the snapshot")
+    if isinstance(loss, PpoBounds):
+        advice += _clip_advice(loss)
+    if kl.adaptive is not None:
+        advice += _adaptive_advice(kl.adaptive)
+    return Finding("KL and clipping", "warn" if advice else "pass", looked_at, "; ".join(advice))
+
+
+def _bounds_text(loss: Loss) -> str:
+    """The loss and its bounds, as a reader of papers knows them."""
+    if isinstance(loss, PpoBounds | Gspo | Cispo):
+        dual_clip = f", dual clip {loss.dual_clip}" if isinstance(loss, PpoBounds) else ""
+        return f"{loss.type} clip [{1 - loss.clip_low:g}, {1 + loss.clip_high:g}]{dual_clip}"
+    if isinstance(loss, IcePop):
+        return f"{loss.type} band [{loss.low:g}, {loss.high:g}]"
+    return f"{loss.type} weights per {loss.level} up to {loss.cap:g}"
+
+
+def _clip_advice(loss: PpoBounds) -> list[str]:
+    """What is out of the ordinary in the bounds of a PPO clip."""
+    advice = []
     if max(loss.clip_low, loss.clip_high) > 0.4:
         advice.append("a clip wider than 0.4 hardly clips; 0.2 and 0.28 are usual")
     if min(loss.clip_low, loss.clip_high) < 0.05:
         advice.append("a clip under 0.05 throws nearly every step away; 0.2 and 0.28 are usual")
-    if kl.adaptive is not None:
-        advice += _adaptive_advice(kl.adaptive)
     if loss.dual_clip is not None and loss.dual_clip <= 1 + loss.clip_high:
         advice.append("rl.loss.dual_clip lies inside the clip and would cut kept tokens")
-    return Finding("KL and clipping", "warn" if advice else "pass", looked_at, "; ".join(advice))
+    return advice
 
 
 def _adaptive_advice(band: AdaptiveKl) -> list[str]:

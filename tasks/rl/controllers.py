@@ -11,9 +11,11 @@ from enum import Enum
 from typing import Any
 
 from configs.schema.rl import AdaptiveKl, Anneal, PublishSchedule
+from configs.schema.rl_losses import ClipWidening, Loss
+from tasks.rl.losses import scaled
 
 
-def linear_anneal(config: Anneal | PublishSchedule | AdaptiveKl, step: int) -> float:
+def linear_anneal(config: Anneal | PublishSchedule | AdaptiveKl | ClipWidening, step: int) -> float:
     """The value at optimiser step `step`: `start` until 0, `end` from `over_steps` on."""
     start, end = (
         (config.target_start, config.target_end)
@@ -22,6 +24,12 @@ def linear_anneal(config: Anneal | PublishSchedule | AdaptiveKl, step: int) -> f
     )
     done = min(max(step / config.over_steps, 0.0), 1.0)
     return end if done == 1.0 else start + (end - start) * done
+
+
+def loss_at(config: Loss, step: int, tightness: float = 1.0) -> Loss:
+    """The loss with its bounds as they stand at optimiser step `step`, times `tightness`."""
+    width = 1.0 if config.widening is None else linear_anneal(config.widening, step)
+    return scaled(config, width * tightness)
 
 
 class PublishInterval:

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 
 import torch
 
-from tasks.rl.losses import log_ratios, ratios, select, sum_over
+from configs.schema.rl_losses import Aggregation
+from tasks.rl.losses import log_ratios, ratios, select, sum_over_tokens
 from tasks.rl.types import LossOutput, TrainBatch
 
 D_BOUND = 20.0
@@ -40,6 +41,7 @@ def kl_loss(
     ref_logprobs_B_T: torch.Tensor,
     batch: TrainBatch,
     denominator: float,
+    aggregation: Aggregation = "token_mean",
 ) -> LossOutput:
     """Σ_t sg(π_θ/μ) k2 / denominator; its gradient is that of KL(π_θ ‖ π_ref) though μ sampled.
 
@@ -49,13 +51,14 @@ def kl_loss(
     Args:
         learner_logprobs_B_T: (B, T), nats; carries the gradient.
         ref_logprobs_B_T: (B, T), nats; no gradient flows into it.
-        denominator: of the whole step, the same as the policy loss's.
+        denominator: of the whole step, the same as the policy loss's, as is `aggregation`.
     """
     mask = batch.action_mask_B_T
     learner = select(mask, learner_logprobs_B_T.float())
     ref = select(mask, ref_logprobs_B_T.detach().float())
     weight = ratios(log_ratios(learner_logprobs_B_T, batch)).detach()
-    loss = sum_over(select(mask, weight * k2(learner, ref)).sum(), mask, denominator)
+    per_token = select(mask, weight * k2(learner, ref))
+    loss = sum_over_tokens(per_token, mask, aggregation, denominator)
     with torch.no_grad():
         metrics = {
             "kl_k1_sum": select(mask, weight * k1(learner, ref)).sum(),

@@ -23,13 +23,15 @@ from tasks.models.policy import PolicyModule, PolicyScores
 from tasks.models.train_engine import StepStats, TrainEngine
 from tasks.models.trainable import attach, freeze_reference, load_trainable, trainable_tensors
 from tasks.rl.batch import Sample, rows_of, samples_of, train_batches, without_credit
+from tasks.rl.controllers import loss_at
 from tasks.rl.effective import EffectiveSamples
 from tasks.rl.errors import ReferenceMismatchError
 from tasks.rl.kl import k1_in_reward, kl_loss, sequence_k1
 from tasks.rl.losses import (
+    StepVersions,
     merge_metrics,
     policy_denominator,
-    ppo_clip_loss,
+    policy_loss,
     summarise,
     value_denominator,
     value_loss,
@@ -128,8 +130,11 @@ class Learner:
         """Add one micro-batch's gradient; gives metric sums and the sum of entropies."""
         reference = self.reference_logprobs(batch)
         scores = self._forward(batch)
-        policy = ppo_clip_loss(scores.logprobs_B_T, batch, self._config.loss, denominator)
-        kl = kl_loss(scores.logprobs_B_T, reference, batch, denominator)
+        loss_now = loss_at(self._config.loss, self.learner_version)
+        versions = StepVersions(self.learner_version, self.learner_version)
+        policy = policy_loss(scores.logprobs_B_T, batch, loss_now, denominator, versions=versions)
+        aggregation = loss_now.aggregation
+        kl = kl_loss(scores.logprobs_B_T, reference, batch, denominator, aggregation)
         loss, metrics = policy.loss, policy.metrics | kl.metrics
         if self._config.kl.placement == "loss" and kl_coefficient:
             loss = loss + kl_coefficient * kl.loss

@@ -7,7 +7,7 @@ import torch
 
 from configs.schema.rl_losses import PpoClip
 from tasks.rl.effective import EffectiveSamples, ShareError, ess_share
-from tasks.rl.losses import merge_metrics, policy_denominator, ppo_clip_loss, summarise
+from tasks.rl.losses import merge_metrics, policy_denominator, policy_loss, summarise
 from tasks.rl.types import TrainBatch
 
 
@@ -51,7 +51,7 @@ def test_a_tighter_clip_gives_fewer_effective_samples():
     def effective(clip):
         config = PpoClip(clip_low=clip, clip_high=clip)
         denominator = policy_denominator([batch], config, 8)
-        merged = merge_metrics([ppo_clip_loss(learner, batch, config, denominator).metrics])
+        merged = merge_metrics([policy_loss(learner, batch, config, denominator).metrics])
         shares = summarise(merged)
         # A quarter of the samples has an advantage of zero.
         assert int(merged["advantage_samples_sum"]) == 24

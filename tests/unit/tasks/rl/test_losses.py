@@ -12,7 +12,7 @@ from tasks.rl.losses import (
     MissingTargetsError,
     merge_metrics,
     policy_denominator,
-    ppo_clip_loss,
+    policy_loss,
     summarise,
     value_denominator,
     value_loss,
@@ -46,7 +46,7 @@ def run(learner, batch, config=CONFIG, denominator=None):
     logprobs = torch.tensor(learner, dtype=torch.float32, requires_grad=True)
     if denominator is None:
         denominator = policy_denominator([batch], config, 64)
-    output = ppo_clip_loss(logprobs, batch, config, denominator)
+    output = policy_loss(logprobs, batch, config, denominator)
     output.loss.backward()
     return output.loss.detach(), logprobs.grad, output.metrics
 
@@ -185,7 +185,7 @@ def test_policy_gradient_matches_finite_differences():
     def loss_at(b, t, shift):
         moved = learner.clone()
         moved[b, t] += shift
-        return ppo_clip_loss(moved, batch, CONFIG, denominator).loss.double()
+        return policy_loss(moved, batch, CONFIG, denominator).loss.double()
 
     for b in range(3):
         for t in range(5):
@@ -220,7 +220,7 @@ def test_a03_all_masked_is_zero_with_zero_gradient(denominator, shape):
         nothing,
         batch.temperature_B,
     )
-    output = ppo_clip_loss(logprobs, batch, CONFIG, denominator)
+    output = policy_loss(logprobs, batch, CONFIG, denominator)
     output.loss.backward()
     assert output.loss.item() == 0.0
     assert torch.equal(logprobs.grad, torch.zeros(shape))
@@ -346,7 +346,7 @@ def test_on_policy_everything_is_one():
 
 def test_metrics_carry_no_gradient():
     batch = make_batch([[-1.0]], [[1.0]])
-    output = ppo_clip_loss(torch.tensor([[-1.0]], requires_grad=True), batch, CONFIG, 1.0)
+    output = policy_loss(torch.tensor([[-1.0]], requires_grad=True), batch, CONFIG, 1.0)
     assert not any(value.requires_grad for value in output.metrics.values())
 
 
@@ -395,6 +395,6 @@ def test_value_loss_needs_targets_and_zero_of_them_is_zero():
 def test_bfloat16_logprobs_are_lifted_before_the_difference():
     # bf16 holds −1.0 and −1.0078125 apart; the loss is float32 whatever comes in.
     batch = make_batch([[-1.0]], [[1.0]])
-    output = ppo_clip_loss(torch.tensor([[-1.0078125]], dtype=torch.bfloat16), batch, CONFIG, 1.0)
+    output = policy_loss(torch.tensor([[-1.0078125]], dtype=torch.bfloat16), batch, CONFIG, 1.0)
     assert output.loss.dtype == torch.float32
     assert output.loss.item() == pytest.approx(-math.exp(-0.0078125), rel=1e-6)
