@@ -19,3 +19,19 @@ class FixedPolicyError(SamplingError, TypeError):
 
 class AnswerRefusedError(SamplingError, ValueError):
     """An engine's answer cannot be trained on: its episode is left out, counted and shown."""
+
+
+class EngineStartError(SamplingError, RuntimeError):
+    """An engine cannot start here, or did not come up."""
+
+
+class EngineDiedError(SamplingError, RuntimeError):
+    """The process that samples is gone."""
+
+
+class WeightsReadBackError(SamplingError, RuntimeError):
+    """An engine's workers hold other weights than each other, or than those they loaded."""
+
+
+class ScoreTemperatureError(SamplingError, ValueError):
+    """This engine scores at temperature 1 alone."""
