@@ -7,7 +7,7 @@ from pydantic import Field, model_validator
 from configs.schema.base import Config
 from configs.schema.rl_credit import Credit, GrpoCredit
 from configs.schema.rl_engines import Engine, TransformersEngineConfig
-from configs.schema.rl_losses import Loss, PpoClip
+from configs.schema.rl_losses import Loss, PpoClip, takes_several_steps
 from configs.schema.rl_runtimes import InlineRuntime, RayRuntime, Runtime
 from configs.schema.rl_tools import ToolSettings
 from configs.schema.training import DeepSpeedSettings, Lora, Optimiser, Trainable
@@ -156,7 +156,9 @@ class RLConfig(Config):
     steps: int = Field(200, ge=1)
     """Optimiser steps."""
     batch_size: int = Field(128, ge=1)
-    """Samples per optimiser step; a multiple of `group_size`."""
+    """Samples per batch; a multiple of `group_size`."""
+    updates_per_batch: int = Field(1, ge=1)
+    """Optimiser steps on each batch; more than one needs a loss with a proximal policy."""
     group_size: int = Field(8, ge=1)
     staleness_limit: int = Field(2, ge=0)
     """η: no token older than this many optimiser steps is trained on; 0 is synchronous."""
@@ -218,9 +220,25 @@ class RLConfig(Config):
                 f"rl.stall_abort_s={self.stall_abort_s:g} is below rl.stall_after_s="
                 f"{self.stall_after_s:g}; a stall is told before it ends the run"
             )
-        if self.group_size < 2 and self.credit.type in ("grpo", "dr_grpo"):
+        if self.group_size < 2 and self.credit.type != "turn_gae":
             raise ValueError(
                 f"rl.group_size={self.group_size} with rl.credit.type={self.credit.type}: a group "
                 "of one has no baseline; use 2 or more, or rl.credit.type=turn_gae"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _several_steps_fit(self) -> "RLConfig":
+        updates = self.updates_per_batch
+        if updates > 1 and not takes_several_steps(self.loss):
+            raise ValueError(
+                f"rl.updates_per_batch={updates} with rl.loss.type={self.loss.type}: after the "
+                "first step on a batch the clip must be around the policy the batch began with, "
+                "not around the sampler; use rl.loss.type=decoupled_ppo or rl.updates_per_batch=1"
+            )
+        if self.steps % updates:
+            raise ValueError(
+                f"rl.steps={self.steps} is not a multiple of rl.updates_per_batch={updates}: the "
+                f"last batch would be cut short; try {max(1, self.steps // updates) * updates}"
             )
         return self

@@ -20,6 +20,20 @@ class DrGrpoCredit(Config):
     type: Literal["dr_grpo"] = "dr_grpo"
 
 
+class RlooCredit(Config):
+    """R − mean of the others in the group: an unbiased baseline (arXiv 2402.14740)."""
+
+    type: Literal["rloo"] = "rloo"
+
+
+class ReturnToGoCredit(Config):
+    """Each turn's discounted return-to-go − mean of the others' that reached this turn."""
+
+    type: Literal["return_to_go"] = "return_to_go"
+    gamma: float = Field(0.99, gt=0, le=1)
+    """Discount per turn; tokens are not discounted."""
+
+
 class TurnGaeCredit(Config):
     """GAE over turns with a value head on the shared trunk (arXiv 1506.02438, per turn)."""
 
@@ -31,4 +45,7 @@ class TurnGaeCredit(Config):
     """Centre and scale advantages over the batch."""
 
 
-Credit = Annotated[GrpoCredit | DrGrpoCredit | TurnGaeCredit, Field(discriminator="type")]
+GroupCredit = GrpoCredit | DrGrpoCredit | RlooCredit
+"""Credits that compare a sample's whole reward with its group's."""
+
+Credit = Annotated[GroupCredit | ReturnToGoCredit | TurnGaeCredit, Field(discriminator="type")]

@@ -5,9 +5,15 @@ from dataclasses import dataclass
 
 import torch
 
-from configs.schema.rl_credit import Credit, TurnGaeCredit
+from configs.schema.rl_credit import Credit, GroupCredit, ReturnToGoCredit, TurnGaeCredit
 from tasks.models.batching import micro_batches, pad_rows, valid_by_length
-from tasks.rl.credit import broadcast_turns, group_credit, normalise_advantages, turn_gae
+from tasks.rl.credit import (
+    broadcast_turns,
+    group_credit,
+    normalise_advantages,
+    return_to_go_loo,
+    turn_gae,
+)
 from tasks.rl.types import Group, ScoredRollout, TrainBatch
 from tasks.sampling.types import Rollout
 
@@ -31,11 +37,21 @@ def samples_of(groups: Sequence[Group], credit: Credit, values: TurnValues) -> l
         return _turn_samples([r for g in groups for r in g.rollouts], credit, values)
     samples = []
     for group in groups:
-        advantages = group_credit([r.reward for r in group.rollouts], credit, row_id=group.row_id)
-        for scored, advantage in zip(group.rollouts, advantages, strict=True):
-            turns = [advantage] * len(scored.rollout.turns)
+        advantages = _group_advantages(group, credit)
+        for scored, turns in zip(group.rollouts, advantages, strict=True):
             samples.append(Sample(scored, _spread(scored, turns)))
     return samples
+
+
+def _group_advantages(group: Group, credit: GroupCredit | ReturnToGoCredit) -> list[list[float]]:
+    """One advantage for each turn of each sample; 0 where a sample has no score."""
+    turns = [len(r.rollout.turns) for r in group.rollouts]
+    if isinstance(credit, ReturnToGoCredit):
+        rewards = [None if r.reward is None else r.turn_rewards for r in group.rollouts]
+        credited = return_to_go_loo(rewards, credit.gamma, row_id=group.row_id)
+        return [a or [0.0] * count for a, count in zip(credited, turns, strict=True)]
+    whole = group_credit([r.reward for r in group.rollouts], credit, row_id=group.row_id)
+    return [[a] * count for a, count in zip(whole, turns, strict=True)]
 
 
 def _spread(scored: ScoredRollout, per_turn: Sequence[float]) -> list[float]:

@@ -8,7 +8,7 @@ reward is a fault of the grader and an error here.
 import math
 from collections.abc import Sequence
 
-from configs.schema.rl_credit import DrGrpoCredit, GrpoCredit
+from configs.schema.rl_credit import DrGrpoCredit, GroupCredit, GrpoCredit
 from tasks.sampling.types import Turn
 
 
@@ -57,12 +57,13 @@ def centre_and_scale(values: Sequence[float], eps: float) -> list[float]:
 
 
 def group_credit(
-    rewards: Sequence[float | None], credit: GrpoCredit | DrGrpoCredit, *, row_id: str = ""
+    rewards: Sequence[float | None], credit: GroupCredit, *, row_id: str = ""
 ) -> list[float]:
     """Advantage of each sample against its group.
 
     GRPO (arXiv 2402.03300): (R − mean) / (s + eps), s the *sample* standard deviation (n − 1).
-    Dr. GRPO (arXiv 2503.20783): R − mean. Both over scored members only.
+    Dr. GRPO (arXiv 2503.20783): R − mean. RLOO (arXiv 2402.14740): R − mean of the others, which
+    is Dr. GRPO's times n / (n − 1). All over scored members only.
 
     Args:
         rewards: (G,); None = unscored.
@@ -81,8 +82,11 @@ def group_credit(
         advantages = iter(centre_and_scale(scored, credit.eps))
     elif len(scored) < 2 or min(scored) == max(scored):
         advantages = iter([0.0] * len(scored))
-    else:
+    elif isinstance(credit, DrGrpoCredit):
         advantages = iter(_centre(scored))
+    else:
+        others = len(scored) / (len(scored) - 1)
+        advantages = iter([c * others for c in _centre(scored)])
     return [0.0 if r is None else next(advantages) for r in rewards]
 
 
@@ -136,8 +140,8 @@ def return_to_go_loo(
     A_{i,k} = G_{i,k} − mean of G_{j,k} over the peers j ≠ i that reached turn k. The baseline does
     not depend on sample i, so the gradient stays unbiased; subtracting a baseline from each turn's
     reward instead would charge a policy for every extra turn it chooses to take. A turn no scored
-    peer reached has no baseline and keeps G_{i,k}. With one turn each this is RLOO
-    (arXiv 2402.14740).
+    peer reached has no baseline and keeps G_{i,k}; where fewer than two samples are scored, all is
+    0. With one turn each this is RLOO (arXiv 2402.14740).
 
     Args:
         turn_rewards_G: one reward a turn, samples of unequal length; None = unscored sample.
@@ -148,6 +152,8 @@ def return_to_go_loo(
     for rewards in turn_rewards_G:
         require_finite(rewards or (), row_id)
     returns = [None if r is None else return_to_go(r, gamma) for r in turn_rewards_G]
+    if sum(r is not None for r in returns) < 2:
+        return [[0.0] * len(own or ()) for own in returns]
     return [
         [] if own is None else [g - _peer_mean(returns, sample, turn) for turn, g in enumerate(own)]
         for sample, own in enumerate(returns)
@@ -197,4 +203,7 @@ def _peer_mean(returns: Sequence[Sequence[float] | None], sample: int, turn: int
     peers = [
         g[turn] for j, g in enumerate(returns) if j != sample and g is not None and turn < len(g)
     ]
-    return math.fsum(peers) / len(peers) if peers else 0.0
+    if not peers:
+        return 0.0
+    # 0.1 + 0.1 + 0.1 is not 3 × 0.1: returns that agree must leave an advantage of exactly 0.
+    return peers[0] if min(peers) == max(peers) else math.fsum(peers) / len(peers)

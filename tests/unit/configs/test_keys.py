@@ -23,7 +23,7 @@ def test_defaults_are_those_of_the_place_not_of_the_class() -> None:
 
 def test_union_keys_say_when_they_apply() -> None:
     keys = by_name("rl.credit")
-    assert keys["rl.credit.type"].type == "one of grpo, dr_grpo, turn_gae"
+    assert keys["rl.credit.type"].type == "one of grpo, dr_grpo, rloo, return_to_go, turn_gae"
     assert keys["rl.credit.gamma"].when == "rl.credit.type=turn_gae"
     train = [k for k in all_keys() if k.dotted == "data.source.train"]
     assert [k.default for k in train] == [REQUIRED]
