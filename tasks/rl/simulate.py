@@ -24,6 +24,10 @@ MAX_EVENTS_PER_SAMPLE = 10_000
 circles: with samples filtered faster than a batch can fill, for instance."""
 
 
+EVERY_STEP = PublishSchedule()
+SHORT_ANSWERS = LengthMix(32.0, 0.5, 64)
+
+
 class DeadlockError(RuntimeError):
     """Nothing will ever happen again, and steps are left; says who waits for what."""
 
@@ -40,14 +44,14 @@ class Work:
     batch_size: int
     group_size: int
     staleness_limit: int
-    publish: PublishSchedule = PublishSchedule()
+    publish: PublishSchedule = EVERY_STEP
     checkpoint_every: int = 1
     capacity_batches: int = 5
     order: Literal["freshest", "fifo"] = "freshest"
     fresh_share_floor: float = 0.0
     turns_mean: float = 1.0
     """Turns of one sample; 1.4 = one turn in 60 of a hundred samples, two in the others."""
-    tokens: LengthMix = LengthMix(32.0, 0.5, 64)
+    tokens: LengthMix = SHORT_ANSWERS
     """Of one turn."""
     tool_latency: LatencyMix | None = None
     tool_concurrency: int = 64

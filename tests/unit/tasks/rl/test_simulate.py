@@ -72,7 +72,7 @@ def test_never_stands_still_and_nothing_trained_is_too_old_or_of_the_future(
     assert len(modelled.step_ends_s) == work.steps
     assert list(modelled.step_ends_s) == sorted(modelled.step_ends_s)
     assert len(modelled.ages) == work.steps * work.batch_size // work.group_size
-    assert 0 <= min(modelled.ages) and max(modelled.ages) <= work.staleness_limit
+    assert min(modelled.ages) >= 0 and max(modelled.ages) <= work.staleness_limit
     assert modelled.max_running <= (work.staleness_limit + 1) * work.batch_size
     if work.staleness_limit == 0:
         assert modelled.both_s == 0.0 and modelled.dropped == 0
@@ -176,7 +176,7 @@ def test_filtered_groups_give_their_place_back():
 
 def test_when_everything_is_filtered_it_says_so_instead_of_going_round_for_ever(monkeypatch):
     monkeypatch.setattr(simulate_module, "MAX_EVENTS_PER_SAMPLE", 50)
-    with pytest.raises(NoProgressError, match="no step in .* events"):
+    with pytest.raises(NoProgressError, match=r"no step in .* events"):
         simulate(Work(1, 4, 4, 0, filter_share=1.0, tokens=TEN_TOKENS), Times(FLAT, 1.0))
 
 
