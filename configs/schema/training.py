@@ -43,8 +43,8 @@ class Optimiser(Config):
 class DeepSpeedSettings(Config):
     """What goes into the DeepSpeed config."""
 
-    zero_stage: Literal[0, 1, 2] = 0
-    """Stage 3 is left out: it splits the weights, which publishes and checkpoints read whole."""
+    zero_stage: Literal[0, 1, 2, 3] = 0
+    """What is split over learner ranks: 1 optimiser state, 2 gradients too, 3 weights too."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     micro_batch_tokens: int = Field(16384, ge=1)
     """Tokens a forward pass may compute; a batch is cut into micro-batches by length."""

@@ -1,7 +1,6 @@
 """The DeepSpeed wrapper that SFT and RL share: accumulate, guard, step, checkpoint."""
 
 import math
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -9,6 +8,9 @@ import torch
 
 from configs.schema.training import DeepSpeedSettings, Optimiser
 from tasks.models.errors import NonFiniteStepError, WeightsMismatchError
+from tasks.models.ranks import RankGroup, add_gradients, join, world_size
+
+__all__ = ["RankGroup", "StepStats", "TrainEngine", "learning_rate"]
 
 MASTER = "master"
 """Name of a parameter's float32 original among its optimiser state."""
@@ -36,32 +38,12 @@ def learning_rate(optimiser: Optimiser, step: int, total_steps: int) -> float:
     return optimiser.lr * (1 - 0.9 * progress)
 
 
-def start_process_group() -> None:
-    """Join the process group a launcher describes (`MASTER_ADDR` and the like), or form one alone.
-
-    Alone needs no rendezvous, whose server would listen on every interface, and no port that a
-    child could inherit; what gloo opens for itself stays on loopback.
-    """
-    import deepspeed
-
-    if not torch.distributed.is_initialized():
-        backend = "nccl" if torch.cuda.is_available() else "gloo"
-        if "MASTER_ADDR" in os.environ:
-            torch.distributed.init_process_group(backend)
-        else:
-            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-            store = torch.distributed.HashStore()
-            torch.distributed.init_process_group(backend, store=store, rank=0, world_size=1)
-    os.environ.setdefault("LOCAL_RANK", "0")  # DeepSpeed looks for it
-    if torch.distributed.get_world_size() == 1:
-        # One rank reduces nothing. DeepSpeed would compile its shared-memory kernels all the same:
-        # half a minute the first time, and a lock file in its cache if that is killed.
-        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-    deepspeed.init_distributed(auto_mpi_discovery=False, verbose=False)
-
-
 class TrainEngine:
-    """AdamW under DeepSpeed. `step` moves the weights once, over all `backward` calls since."""
+    """AdamW under DeepSpeed. `step` moves the weights once, over all `backward` calls since.
+
+    With several ranks every one makes the same calls, as many of them, on its own share of a batch;
+    gradients add up over ranks, so a loss has the denominator of the whole batch.
+    """
 
     def __init__(
         self,
@@ -70,13 +52,15 @@ class TrainEngine:
         settings: DeepSpeedSettings,
         *,
         total_steps: int,
+        group: RankGroup | None = None,
     ) -> None:
         import deepspeed
 
-        start_process_group()
+        join(group)
         self._optimiser = optimiser
         self._total_steps = total_steps
         self._sharded = settings.zero_stage > 0
+        self._splits_weights = settings.zero_stage == 3
         self._trained = [p for p in module.parameters() if p.requires_grad]
         adamw = torch.optim.AdamW(
             self._trained,
@@ -88,29 +72,45 @@ class TrainEngine:
         self._engine, self._ds_optimizer, _, _ = deepspeed.initialize(
             model=module, optimizer=adamw, config=_deepspeed_config(optimiser, settings)
         )
+        # DeepSpeed averages over ranks inside its step. Without ZeRO the norm is needed before
+        # that, so gradients are added up here instead.
+        self._engine.enable_backward_allreduce = self._sharded
+        self._loss_scale = world_size() if self._sharded else 1
         self._base_optimizer = adamw
         self.module = module
         self.steps_taken = 0
         self.skipped_steps = 0
         self._skipped_in_a_row = 0
 
+    @property
+    def device(self) -> torch.device:
+        """Where the module is, and its inputs have to be."""
+        return self._engine.device
+
     def forward(self, *args: torch.Tensor) -> object:
         """Run the module through DeepSpeed's hooks."""
-        return self._engine(*args)
+        return self._engine(*(x.to(self.device) for x in args))
+
+    @torch.no_grad()
+    def score(self, *args: torch.Tensor) -> object:
+        """Run the module without a gradient; hooks only where they bring split weights."""
+        module = self._engine if self._splits_weights else self.module
+        return module(*(x.to(self.device) for x in args))
 
     def backward(self, loss: torch.Tensor) -> None:
         """Add the gradient of a loss that already has its global denominator."""
-        self._engine.backward(loss, scale_wrt_gas=False)
+        self._engine.backward(loss * self._loss_scale, scale_wrt_gas=False)
 
-    def step(self) -> StepStats:
+    def step(self, lr_scale: float = 1.0) -> StepStats:
         """Clip and move the weights, unless the gradient is not finite (A07).
 
         The learning-rate schedule counts steps taken: a skipped step does not advance it.
+        `lr_scale` multiplies its rate for this step.
 
         Raises:
             NonFiniteStepError: `max_skipped_in_a_row` skipped steps one after another.
         """
-        lr = learning_rate(self._optimiser, self.steps_taken, self._total_steps)
+        lr = lr_scale * learning_rate(self._optimiser, self.steps_taken, self._total_steps)
         for group in self._base_optimizer.param_groups:
             group["lr"] = lr
         norm = self._grad_norm()
@@ -121,7 +121,7 @@ class TrainEngine:
         if self._sharded:
             norm = float(self._engine.get_global_grad_norm() or 0.0)
             if not self._engine._step_applied or not math.isfinite(norm):
-                return self._skip(norm, lr)
+                return self._skip(math.nan if math.isfinite(norm) else norm, lr)
         self.steps_taken += 1
         self._skipped_in_a_row = 0
         return StepStats(norm, lr, skipped=False)
@@ -129,6 +129,7 @@ class TrainEngine:
     def _grad_norm(self) -> float:
         if self._sharded:
             return 0.0  # DeepSpeed clips and reports the norm itself
+        add_gradients(self._trained)
         return float(torch.nn.utils.clip_grad_norm_(self._trained, self._optimiser.grad_clip))
 
     def _skip(self, norm: float, lr: float) -> StepStats:
@@ -176,6 +177,8 @@ class TrainEngine:
         self.steps_taken = steps_taken
 
     def _optimised(self) -> list[torch.Tensor]:
+        if self._splits_weights:
+            return list(self._ds_optimizer.fp32_partitioned_groups_flat)
         return [p for group in self._base_optimizer.param_groups for p in group["params"]]
 
 

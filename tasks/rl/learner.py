@@ -79,14 +79,17 @@ class Learner:
         rl = config.rl
         model = load_model(snapshot, dtype=rl.deepspeed.dtype)
         self._tokenizer = load_tokenizer(snapshot)
+        self.packed = packed = rl.deepspeed.micro_batching == "packed"
         self._frozen: PolicyModule | None = None
         if isinstance(rl.trainable, FullWeights):
-            self._frozen = PolicyModule(copy.deepcopy(model), value_head=False, seed=rl.seed)
+            self._frozen = PolicyModule(
+                copy.deepcopy(model), value_head=False, seed=rl.seed, packed=packed
+            )
             self._frozen.requires_grad_(False).eval()
         trained = attach(model, rl.trainable, rl.seed)
         freeze_reference(trained)
         with_values = isinstance(rl.credit, TurnGaeCredit)
-        self._module = PolicyModule(trained, value_head=with_values, seed=rl.seed)
+        self._module = PolicyModule(trained, value_head=with_values, seed=rl.seed, packed=packed)
         self._engine = TrainEngine(self._module, rl.optimiser, rl.deepspeed, total_steps=rl.steps)
         self._module.train()
         renderer = PromptRenderer(self._tokenizer, config.system_prompt)
@@ -98,18 +101,20 @@ class Learner:
         """Optimiser steps taken."""
         return self._engine.steps_taken
 
-    def train(self, groups: Sequence[Group], kl_coefficient: float) -> StepReport:
-        """Take one optimiser step on a batch of groups."""
+    def train(
+        self, groups: Sequence[Group], kl_coefficient: float, lr_scale: float = 1.0
+    ) -> StepReport:
+        """Take one optimiser step on a batch of groups, at the scheduled rate times `lr_scale`."""
         started_s = time.monotonic()
         scored = _Prepass(self, groups, kl_coefficient)
         samples = samples_of(scored.groups, self._config.credit, scored.values)
         trained = self._worth_a_gradient(samples)
-        batches = train_batches(trained, self.micro_batch_tokens)
+        batches = train_batches(trained, self.micro_batch_tokens, packed=self.packed)
         max_tokens = self._config.sampling.max_new_tokens * self._config.sampling.max_turns
         denominator = policy_denominator(batches, self._config.loss, max_tokens)
         value_count = value_denominator(batches) if scored.with_values else 0.0
         parts = [self._accumulate(b, denominator, value_count, kl_coefficient) for b in batches]
-        stats = self._engine.step()
+        stats = self._engine.step(lr_scale)
         metrics = summarise(merge_metrics([p for p, _ in parts]))
         metrics["entropy_mean"] = sum(e for _, e in parts) / max(1, _action_tokens(trained))
         metrics["train_tokens_per_s"] = _tokens(trained) / (time.monotonic() - started_s)
@@ -267,8 +272,8 @@ class _Prepass:
             return
         samples = without_credit(groups, with_values=self.with_values)
         penalties: dict[str, float] = {}
-        rows = rows_of(samples, learner.micro_batch_tokens)
-        batches = train_batches(samples, learner.micro_batch_tokens)
+        rows = rows_of(samples, learner.micro_batch_tokens, packed=learner.packed)
+        batches = train_batches(samples, learner.micro_batch_tokens, packed=learner.packed)
         for indices, batch in zip(rows, batches, strict=True):
             reference = learner.reference_logprobs(batch)
             rollouts = [samples[i].scored.rollout for i in indices]

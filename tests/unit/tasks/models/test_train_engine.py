@@ -9,9 +9,10 @@ import torch
 
 from configs.schema.training import DeepSpeedSettings, Optimiser
 from tasks.models.errors import NonFiniteStepError, WeightsMismatchError
+from tasks.models.ranks import whole
 from tasks.models.train_engine import TrainEngine, learning_rate
 
-KINDS = [(stage, dtype) for stage in (0, 1, 2) for dtype in ("float32", "bfloat16")]
+KINDS = [(stage, dtype) for stage in (0, 1, 2, 3) for dtype in ("float32", "bfloat16")]
 
 
 def engine_of(stage: int = 0, dtype: str = "float32", **optimiser) -> TrainEngine:
@@ -33,8 +34,13 @@ def attempt(engine: TrainEngine, value: float = 1.0):
     return engine.step()
 
 
+def weight_of(engine: TrainEngine) -> torch.Tensor:
+    with whole([engine.module.weight]):  # split under stage 3
+        return engine.module.weight.detach().clone()
+
+
 def everything(engine: TrainEngine) -> dict[str, torch.Tensor]:
-    return {"weight": engine.module.weight.detach().clone(), **engine.state_tensors()}
+    return {"weight": weight_of(engine), **engine.state_tensors()}
 
 
 def same(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> bool:
@@ -54,7 +60,7 @@ def test_a07_a_step_with_a_bad_gradient_moves_nothing_and_is_counted(stage, dtyp
     assert (engine.steps_taken, engine.skipped_steps) == (4, 1)
 
 
-@pytest.mark.parametrize("stage", [0, 2])
+@pytest.mark.parametrize("stage", [0, 2, 3])
 def test_a07_a_skipped_step_leaves_no_gradient_behind(stage):
     with_bad, without = engine_of(stage), engine_of(stage)
     for value in (1.0, math.nan, 2.0):
@@ -84,13 +90,13 @@ def test_a07_one_skip_allowed_means_none():
         attempt(engine_of(max_skipped_in_a_row=1), math.inf)
 
 
-@pytest.mark.parametrize("stage", [0, 1, 2])
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
 def test_gradient_norm_is_taken_before_clipping_and_the_step_after(stage):
     # d(sum)/dw = 3 for each of 8 weights: norm 3·√8. Adam's first step is lr·sign, decay apart.
     engine = engine_of(stage, weight_decay=0.0, grad_clip=0.5)
-    before = engine.module.weight.detach().clone()
+    before = weight_of(engine)
     assert attempt(engine).grad_norm == pytest.approx(3 * math.sqrt(8), rel=1e-5)
-    torch.testing.assert_close(before - engine.module.weight.detach(), torch.full((2, 4), 0.1))
+    torch.testing.assert_close(before - weight_of(engine), torch.full((2, 4), 0.1))
     first = engine.state_tensors()["0.exp_avg"].flatten()
     torch.testing.assert_close(first, torch.full((8,), 0.1 * 0.5 / math.sqrt(8)))  # (1−β₁)·clipped
 
@@ -104,9 +110,7 @@ def test_micro_batches_add_up_to_one_step(stage, dtype):
         many.backward((many.forward(part).float() ** 2).sum() / 6)
     one.step(), many.step()
     tolerance = 1e-6 if dtype == "float32" else 2e-3
-    torch.testing.assert_close(
-        one.module.weight, many.module.weight, rtol=tolerance, atol=tolerance
-    )
+    torch.testing.assert_close(weight_of(one), weight_of(many), rtol=tolerance, atol=tolerance)
 
 
 @pytest.mark.parametrize(("stage", "dtype"), KINDS)
@@ -114,9 +118,9 @@ def test_a_resumed_engine_goes_on_as_if_never_stopped(stage, dtype):
     engine = engine_of(stage, dtype)
     for value in (1.0, -2.0):
         attempt(engine, value)
-    kept, weight = engine.state_tensors(), engine.module.weight.detach().clone()
+    kept, weight = engine.state_tensors(), weight_of(engine)
     resumed = engine_of(stage, dtype)
-    with torch.no_grad():
+    with torch.no_grad(), whole([resumed.module.weight], write=True):
         resumed.module.weight.copy_(weight)
     resumed.load_state_tensors(kept, steps_taken=2)
     for value in (0.5, 3.0):

@@ -1,5 +1,6 @@
 """One real optimiser step after another: gradients, reference, value head, KL, and going on."""
 
+import asyncio
 import math
 from dataclasses import replace
 
@@ -41,7 +42,8 @@ def groups(tiny_config, tiny_snapshot, tiny_data) -> list[Group]:
 
 def played(worker, data, temperature: float = 1.0, seed: int = 0) -> list[Group]:
     queue = PromptQueue([row.id for row in data.rows], seed)
-    graded = worker.grade(worker.play(queue.take(6), 4, temperature).rollouts)
+    played = asyncio.run(worker.play(queue.take(6), 4, temperature))
+    graded = worker.grade(played.rollouts)
     return [
         Group(
             g.group_id,
