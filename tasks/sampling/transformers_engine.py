@@ -9,11 +9,11 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from safetensors.torch import load_file
 
 from tasks.artifacts.content_hash import hash_tensors
 from tasks.models.logprobs import tempered_logprobs
 from tasks.models.trainable import load_trainable, trainable_tensors
+from tasks.models.weights_file import read_weights
 from tasks.sampling.errors import NonFiniteLogitsError, PromptTooLongError
 from tasks.sampling.fast_decode import roomy_cache, use_grouped_decode
 from tasks.sampling.types import (
@@ -58,7 +58,7 @@ class TransformersEngine:
 
     def load_policy(self, weights: Path, version: PolicyVersion) -> str:
         """Take published weights; the hash is taken over the model's memory, not the file."""
-        load_trainable(self.model, load_file(weights))
+        load_trainable(self.model, read_weights(weights))
         self._version = version
         return hash_tensors(trainable_tensors(self.model))
 
