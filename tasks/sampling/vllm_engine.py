@@ -369,6 +369,14 @@ class BlockingVllmEngine:
         """Log-probabilities at temperature 1."""
         return self.engine.run(self.engine._score(sequences, temperature))
 
+    def sleep(self) -> None:
+        """Give the device's memory back until `wake`."""
+        self.engine.run(self.engine._client.sleep())
+
+    def wake(self) -> None:
+        """Take the memory again."""
+        self.engine.run(self.engine._client.wake())
+
     def close(self) -> None:
         """End vLLM's processes."""
         self.engine.shut_down()

