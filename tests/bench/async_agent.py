@@ -1,66 +1,32 @@
-"""One small agent with two tasks, and this project's own RL on it, for the benches of the engine.
+"""This project's own RL on the agent of `async_tasks`, and what an adapter is worth."""
 
-The agent is made once per content of its recipe (`.cache/bench/<hash>`), so that every figure and
-both sides of each start from the very same weights. SFT teaches it a right and a wrong way through
-each task, mostly the wrong one, so that RL has something to find within a minute:
-
-- `multi`: easy calculator problems, through the tool (right) or at once (mostly wrong);
-- `single`: "count 214 by 3", seven terms upwards (right) or downwards (wrong); 28 tokens, one turn.
-"""
-
-import random
 import shutil
+import statistics
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from async_tasks import Agent
 
 from configs.schema import PipelineConfig
 from configs.schema.evaluation import EvaluationSampling
-from tasks.artifacts.atomic import write_json, write_jsonl
-from tasks.artifacts.content_hash import hash_json
-from tasks.artifacts.folder import replace_folder
 from tasks.artifacts.progress import Reporter, read_metrics
-from tasks.artifacts.record import ArtifactRecord
 from tasks.environments import tools_named
-from tasks.environments.calculator_problems import (
-    AFTER_THE_TOOL,
-    direct_messages,
-    problem,
-    tool_messages,
-)
 from tasks.environments.renderer import PromptRenderer
-from tasks.environments.row import Demonstration, Message, Row, read_rows
 from tasks.evaluation.answers import answer_problems
-from tasks.models.load import hash_model, load_model, load_tokenizer
+from tasks.models.load import load_model, load_tokenizer
 from tasks.models.trainable import attach
 from tasks.rl import stage as rl_stage
 from tasks.rl.weight_sync import MARKER, WEIGHTS
 from tasks.sampling.transformers_engine import TransformersEngine
 from tasks.sampling.types import PolicyVersion
-from tasks.sft import stage as sft_stage
 
-CACHE = Path(".cache/bench")
-TRAIN_ROWS, HELDOUT_ROWS = 2048, 512
-RIGHT_SHARE = 0.3
-"""Of the demonstrations of each task, those that show the way that pays."""
-ANSWERS = 2
-"""Demonstrations of each calculator row that begin after the tool has answered: copying its result
-limits the agent, and these do not teach when to call."""
-TERMS = 7
-SFT_STEPS, SFT_BATCH = 520, 48
 BASE: dict[str, Any] = {
     "profile": "bench",
-    "sft": {
-        "steps": SFT_STEPS,
-        "batch_size": SFT_BATCH,
-        "trainable": {"type": "full"},
-        "optimiser": {"lr": 2.0e-3, "warmup_steps": 20, "decay": "linear"},
-        "deepspeed": {"micro_batch_tokens": 1600},
-    },
     "rl": {
         "batch_size": 128,
         "group_size": 8,
@@ -112,121 +78,6 @@ def merged(*layers: Mapping[str, Any]) -> dict[str, Any]:
 def configured(task: str, overrides: Mapping[str, Any]) -> PipelineConfig:
     """The config of a task; `overrides` as in YAML."""
     return PipelineConfig.model_validate(merged(BASE, TASKS[task], overrides))
-
-
-@dataclass(frozen=True)
-class Agent:
-    """The snapshot both sides start from, and the rows of both tasks."""
-
-    root: Path
-    sft: ArtifactRecord
-
-    @property
-    def snapshot(self) -> Path:
-        """Folder of the model."""
-        return self.sft.path / "snapshot"
-
-    def data(self, task: str) -> ArtifactRecord:
-        """The dataset of a task, as the RL stage takes it."""
-        folder = self.root / task
-        return ArtifactRecord(kind="dataset", uri=folder.as_posix(), sha256=hash_json(task))
-
-    def rows(self, task: str, side: str) -> list[Row]:
-        """`train` or `heldout` rows of a task."""
-        return read_rows(self.root / task / f"{side}.jsonl")
-
-
-def make_agent() -> Agent:
-    """The agent of this recipe: from the cache, or made now (about two minutes of one core)."""
-    recipe = {
-        "sft": BASE["sft"],
-        "rows": [TRAIN_ROWS, HELDOUT_ROWS],
-        "terms": TERMS,
-        "answers": ANSWERS,
-    }
-    root = CACHE / hash_json(recipe)[:12]
-    if not root.exists():
-        with replace_folder(root) as temporary:
-            _make(temporary)
-    snapshot = root / "sft" / "snapshot"
-    record = ArtifactRecord(
-        kind="model", uri=(root / "sft").as_posix(), sha256=hash_model(snapshot)
-    )
-    return Agent(root, record)
-
-
-def _make(root: Path) -> None:
-    shown: list[Demonstration] = []
-    for task, rows in {"multi": calculator_rows(), "single": counting_rows()}.items():
-        random.Random(task).shuffle(rows)
-        train = rows[HELDOUT_ROWS : HELDOUT_ROWS + TRAIN_ROWS]
-        write_jsonl(root / task / "train.jsonl", (r.model_dump() for r in train))
-        heldout = rows[:HELDOUT_ROWS]
-        write_jsonl(root / task / "heldout.jsonl", (r.model_dump() for r in heldout))
-        shown += demonstrations(task, train)
-    write_jsonl(root / "demonstrations.jsonl", (d.model_dump() for d in shown))
-    config = configured("multi", {})
-    data = ArtifactRecord(kind="dataset", uri=root.as_posix(), sha256="0")
-    sft_stage.run(config, {"data": data}, root / "sft", Reporter(root / "sft"))
-
-
-def calculator_rows() -> list[Row]:
-    """Distinct problems of one operation on two numbers of two digits."""
-    rng = random.Random("calculator rows")
-    wanted = TRAIN_ROWS + HELDOUT_ROWS
-    asked: dict[str, None] = {}
-    while len(asked) < wanted:
-        asked[f"{rng.randint(10, 99)}{rng.choice('+-*')}{rng.randint(10, 99)}"] = None
-    return [problem(expression, "easy") for expression in asked]
-
-
-def counting_rows() -> list[Row]:
-    """Distinct counting problems; the answer is the last of `TERMS` terms upwards."""
-    every = [(start, by) for start in range(100, 900) for by in range(1, 6)]
-    chosen = random.Random("counting rows").sample(every, TRAIN_ROWS + HELDOUT_ROWS)
-    return [
-        Row(
-            id=f"count-{start}-{by}",
-            prompt=f"count {start} by {by}",
-            answer=str(start + TERMS * by),
-            source="counting",
-            meta={"start": start, "by": by},
-        )
-        for start, by in chosen
-    ]
-
-
-def counting_messages(row: Row, sign: int) -> list[Message]:
-    """A counting problem and its terms, upwards (+1) or downwards (-1)."""
-    start, by = row.meta["start"], row.meta["by"]
-    said = " ".join(str(start + sign * i * by) for i in range(1, TERMS + 1))
-    return [{"role": "user", "content": row.prompt}, {"role": "assistant", "content": said}]
-
-
-def demonstrations(task: str, rows: Sequence[Row]) -> list[Demonstration]:
-    """Four conversations about every row, `RIGHT_SHARE` of them the right way; and answers."""
-    rng = random.Random(f"demonstrations {task}")
-    shown = []
-    for index in range(4):
-        for row in rows:
-            right = rng.random() < RIGHT_SHARE
-            if task == "multi":
-                messages = tool_messages(row) if right else direct_messages(row)
-            else:
-                messages = counting_messages(row, +1 if right else -1)
-            shown.append(Demonstration(id=f"{row.id}-{index}", row_id=row.id, messages=messages))
-    for index in range(ANSWERS if task == "multi" else 0):
-        for row in rows:
-            name = f"{row.id}-answer-{index}"
-            shown.append(
-                Demonstration(
-                    id=name,
-                    row_id=row.id,
-                    messages=tool_messages(row),
-                    learn_from=AFTER_THE_TOOL,
-                )
-            )
-    return shown
 
 
 @dataclass(frozen=True)
@@ -337,12 +188,16 @@ class Judge:
 
     def accuracy(self, weights: Path | None) -> float:
         """Share of held-out problems solved at temperature 1; None judges the snapshot itself."""
+        return float(self.solved(weights).mean())
+
+    def solved(self, weights: Path | None) -> np.ndarray:
+        """Whether each held-out problem was solved, (problems,), 0.0 or 1.0."""
         if weights is not None:
             self._engine.load_policy(weights, PolicyVersion(0, 0))
         answers = answer_problems(
             self._engine, self._rows, self._renderer, self._tools, self._sampling
         )
-        return sum(bool(a.correct) for a in answers) / len(answers)
+        return np.array([float(a.correct) for a in answers])
 
 
 @dataclass(frozen=True)
@@ -368,6 +223,13 @@ def time_to(target: float, moments: Sequence[Moment], judge: Judge, every: int) 
     return Reached(None, None, tuple(curve))
 
 
-def keep(path: Path, run: Run) -> None:
-    """Leave a run's own figures beside the bench's."""
-    write_json(path, {"summary": run.summary, "metrics": run.metrics, "started_s": run.started_s})
+def ratio_of_medians(ours_s: list[float | None], other_s: list[float | None]) -> float | None:
+    """How many times as long the other side takes; None where a side's median never arrives.
+
+    A run that did not reach the target takes for ever.
+    """
+    mine, other = (
+        statistics.median(float("inf") if s is None else s for s in side)
+        for side in (ours_s, other_s)
+    )
+    return None if float("inf") in (mine, other) else other / mine

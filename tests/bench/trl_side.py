@@ -1,4 +1,4 @@
-"""TRL's GRPOTrainer on the agent of `async_agent`: the other side of the benches of the engine.
+"""TRL's GRPOTrainer on the agent of `async_tasks`: the other side of the benches of the engine.
 
 Settings follow what TRL's documentation advises for a small model: no vLLM on a CPU, one generation
 batch an optimiser step (so that no second forward pass for old log-probabilities is needed), β = 0
@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from async_agent import Agent, Judge, Reached, configured
+from async_agent import Judge, Reached, configured
+from async_tasks import Agent
 from datasets import Dataset
 from peft import LoraConfig
 from safetensors.torch import save_file

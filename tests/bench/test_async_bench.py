@@ -1,0 +1,182 @@
+"""The engine against itself: asynchronous over synchronous, and what publish and checkpoint cost.
+
+Both sides of a comparison have the same two actors of one thread each (`rl.runtime.type: ray`), the
+same agent, prompts, batch and group; only the staleness limit and the tools differ.
+"""
+
+import json
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+from async_agent import Judge, Run, merged, run_rl
+from async_tasks import HELDOUT_ROWS, Agent, make_agent
+
+from tasks.artifacts.bootstrap import paired_bootstrap
+from tests.figures.record import record
+
+pytestmark = [pytest.mark.bench, pytest.mark.timeout(1800)]
+
+ETA = 4
+LATENCY = {"tools": {"simulated_latency": {"median_s": 0.3, "sigma": 1.0, "max_s": 10.0}}}
+WARM_UP, MEASURED = 5, 12
+"""Optimiser steps; as many as may be sampled ahead follow, in which nothing is sampled any more."""
+SEEDS = (0, 1, 2)
+ACCURACY_STEPS = 24
+
+
+@pytest.fixture(scope="module")
+def agent() -> Agent:
+    return make_agent()
+
+
+@dataclass(frozen=True)
+class Rate:
+    """What a run did between its warm-up and its last batches."""
+
+    samples_per_s: float
+    details: dict[str, Any]
+
+
+def rate(agent: Agent, eta: int, overrides: dict[str, Any], out: Path) -> Rate:
+    """Samples trained on per second at a staleness limit, after the warm-up."""
+    steps = WARM_UP + MEASURED + ETA + 1
+    settings = {"steps": steps, "staleness_limit": eta, "checkpoint_every": steps}
+    run = run_rl(agent, "multi", {"rl": merged(settings, overrides)}, out)
+    seconds = run.seconds_at(WARM_UP + MEASURED) - run.seconds_at(WARM_UP)
+    batch = run.summary["samples"] / run.summary["steps"]
+    return Rate(
+        MEASURED * batch / seconds,
+        {
+            "samples_per_s": MEASURED * batch / seconds,
+            "step_s": seconds / MEASURED,
+            "overlap_share": run.summary["overlap_share"],
+            "max_staleness_seen": run.summary["max_staleness_seen"],
+            "dropped_share": run.summary["dropped_share"],
+            "seconds_by_state": run.ledger["seconds"],
+        },
+    )
+
+
+def async_over_sync(
+    figure: str, agent: Agent, overrides: dict[str, Any], target: float | None, folder: Path
+) -> None:
+    """Measure both sides in one run and record their ratio."""
+    sync = rate(agent, 0, overrides, folder / "sync")
+    ahead = rate(agent, ETA, overrides, folder / "async")
+    ratio = ahead.samples_per_s / sync.samples_per_s
+    print(f"\n{figure}: {ratio:.2f} ×", ahead.details, sync.details)
+    record(
+        figure,
+        value=ratio,
+        met=target is None or ratio >= target,
+        note=f"η={ETA} {ahead.samples_per_s:.1f} samples/s against η=0 {sync.samples_per_s:.1f}; "
+        f"{MEASURED} steps of 128 samples after {WARM_UP} of warm-up, one thread for each of "
+        f"generator and learner; overlap {ahead.details['overlap_share']:.0%}",
+        details={"async": ahead.details, "sync": sync.details},
+    )
+    assert ahead.details["max_staleness_seen"] >= 1, "nothing was sampled ahead"
+    assert sync.details["max_staleness_seen"] == 0
+
+
+@pytest.mark.figure("async_over_sync_tool_latency")
+def test_async_over_sync_with_slow_tools(agent, tmp_path):
+    async_over_sync("async_over_sync_tool_latency", agent, LATENCY, 1.8, tmp_path)
+
+
+@pytest.mark.figure("async_over_sync_no_latency")
+def test_async_over_sync_without_latency(agent, tmp_path):
+    async_over_sync("async_over_sync_no_latency", agent, {}, None, tmp_path)
+
+
+@pytest.mark.figure("async_minus_sync_accuracy")
+def test_accuracy_async_minus_sync(agent, tmp_path):
+    """At equal samples; the interval is over held-out problems, all seeds of each together."""
+    judge = Judge(agent, "multi", problems=HELDOUT_ROWS)
+    sides: dict[int, list[np.ndarray]] = {ETA: [], 0: []}
+    samples = set()
+    for seed in SEEDS:
+        for eta, solved in sides.items():
+            settings = {"steps": ACCURACY_STEPS, "staleness_limit": eta, "seed": seed}
+            run = run_rl(
+                agent,
+                "multi",
+                {"rl": {**settings, "checkpoint_every": ACCURACY_STEPS}},
+                tmp_path / f"{eta}-{seed}",
+            )
+            samples.add(run.summary["samples"])
+            solved.append(judge.solved(run.moments[-1].weights))
+    assert len(samples) == 1, "both sides must train on as many samples"
+    ahead, sync = (np.stack(sides[eta], axis=1) for eta in (ETA, 0))
+    difference = paired_bootstrap(ahead, sync)
+    points = [100 * x for x in difference]
+    by_seed = {
+        seed: [float(ahead[:, i].mean()), float(sync[:, i].mean())] for i, seed in enumerate(SEEDS)
+    }
+    print("\naccuracy, asynchronous and synchronous:", by_seed, points)
+    record(
+        "async_minus_sync_accuracy",
+        value=points[0],
+        met=points[1] > -3,
+        seeds=SEEDS,
+        note=f"{100 * ahead.mean():.1f} % against {100 * sync.mean():.1f} %, 95 % interval "
+        f"[{points[1]:+.1f}, {points[2]:+.1f}] over {len(ahead)} problems, η={ETA}, "
+        f"{samples.pop():.0f} samples each",
+        details={"by_seed": by_seed, "ci95": points[1:]},
+    )
+
+
+CYCLE_STEPS = 40
+
+
+@cache
+def own_settings(folder: Path) -> Run:
+    """A run of the calculator's own RL block, on the agent of the benches."""
+    block = yaml.safe_load(Path("configs/calculator.yaml").read_text(encoding="utf-8"))["rl"]
+    return run_rl(make_agent(), "multi", {"rl": {**block, "steps": CYCLE_STEPS}}, folder / "own")
+
+
+def share_of_cycle(figure: str, state: str, most: float, said: str, folder: Path) -> None:
+    """Record what a state takes of a cycle, all slots' seconds of it over one wall-clock."""
+    run = own_settings(folder)
+    seconds = json.loads((folder / "own" / "ledger.json").read_text(encoding="utf-8"))["seconds"]
+    taken = {slot: states.get(state, 0.0) for slot, states in seconds.items()}
+    wall_s = run.seconds_at(CYCLE_STEPS)
+    share = sum(taken.values()) / wall_s
+    print(f"\n{figure}: {share:.3f}", taken, wall_s)
+    record(
+        figure,
+        value=share,
+        met=share <= most,
+        note=f"{said}: {sum(taken.values()):.2f} s of {wall_s:.1f} s in {CYCLE_STEPS} cycles of "
+        f"{wall_s / CYCLE_STEPS:.2f} s, at the calculator's own settings",
+        details={
+            "seconds_by_slot": seconds,
+            "wall_s": wall_s,
+            "proofs": run.summary["sync_proofs"],
+        },
+    )
+    assert sum(taken.values()) > 0, f"nothing was booked under {state}"
+
+
+@pytest.fixture(scope="module")
+def own_folder(tmp_path_factory) -> Path:
+    return tmp_path_factory.mktemp("own")
+
+
+@pytest.mark.figure("publish_share_of_cycle")
+def test_publish_share_of_a_cycle(own_folder):
+    share_of_cycle(
+        "publish_share_of_cycle", "sync", 0.03, "publish, load, hash and canary", own_folder
+    )
+
+
+@pytest.mark.figure("checkpoint_share_of_cycle")
+def test_checkpoint_share_of_a_cycle(own_folder):
+    share_of_cycle(
+        "checkpoint_share_of_cycle", "checkpoint", 0.05, "a checkpoint every step", own_folder
+    )
