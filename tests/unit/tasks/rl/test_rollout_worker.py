@@ -2,9 +2,9 @@
 
 import pytest
 
-from tasks.rl.errors import EngineUnavailableError
 from tasks.rl.prompt_queue import PromptQueue, Ticket
 from tasks.rl.rollout_worker import RolloutWorker
+from tasks.sampling.errors import EngineStartError
 
 
 @pytest.fixture(scope="module")
@@ -54,6 +54,6 @@ def test_probes_pass(worker):
 
 
 def test_an_engine_this_machine_lacks_is_named(tiny_config, tiny_snapshot, tiny_data):
-    config = tiny_config(rl={"engine": {"type": "vllm"}})
-    with pytest.raises(EngineUnavailableError, match=r"rl\.engine\.type=vllm"):
+    config = tiny_config(rl={"engine": {"type": "vllm", "tensor_parallel_size": 2}})
+    with pytest.raises(EngineStartError, match=r"rl\.engine\.tensor_parallel_size=2"):
         RolloutWorker(config, tiny_snapshot.folder, tiny_data.rows)
