@@ -68,6 +68,13 @@ FIGURES: tuple[Figure, ...] = (
         "at least 12 points, each: same rows in the same order, same weights",
     ),
     Figure(
+        "sync_proofs",
+        "faults",
+        "share caught",
+        "a publish withheld, cut off, swapped; float32 and bfloat16; learning rates 5e-6 and 1e-5",
+        "all caught before a step or a sample, no false alarm in 500 healthy publishes",
+    ),
+    Figure(
         "imatrix_on_policy_iq2_m",
         "bench",
         "ratio of KL",
