@@ -1,5 +1,6 @@
 """The version-stamped ring of finished groups between generator and learner; no clock, no I/O."""
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Literal
 
@@ -31,14 +32,14 @@ class RolloutBuffer:
     @property
     def samples(self) -> int:
         """Samples waiting."""
-        return sum(len(g.rollouts) for g in self._groups)
+        return sum(g.size for g in self._groups)
 
     def room(self, step: int, running: int) -> int:
         """Samples of policy step `step` that may start, with `running` on their way: they may push
         older ones out of the ring, but not one another. Without this bound a generator faster than
         the learner would sample for ever what the ring evicts.
         """
-        kept = sum(len(g.rollouts) for g in self._groups if g.oldest_step >= step)
+        kept = sum(g.size for g in self._groups if g.oldest_step >= step)
         return max(0, self._capacity - kept - running)
 
     def put(self, group: Group) -> tuple[Group, ...]:
@@ -47,9 +48,9 @@ class RolloutBuffer:
         Raises:
             BufferOverflowError: the group alone is larger than the ring.
         """
-        if len(group.rollouts) > self._capacity:
+        if group.size > self._capacity:
             raise BufferOverflowError(
-                f"a group of {len(group.rollouts)} does not fit a buffer of {self._capacity}; "
+                f"a group of {group.size} does not fit a buffer of {self._capacity}; "
                 "raise rl.buffer.capacity_batches"
             )
         self._groups.append(group)
@@ -61,26 +62,34 @@ class RolloutBuffer:
 
     def fresh_share(self, count: int, newest_step: int) -> float:
         """Share of the next `count` samples that the newest policy sampled."""
-        fresh = sum(len(g.rollouts) for g in self._groups if g.oldest_step >= newest_step)
+        fresh = sum(g.size for g in self._groups if g.oldest_step >= newest_step)
         return min(1.0, fresh / count)
 
-    def take(self, count: int, learner_version: int, staleness_limit: int) -> Taken:
-        """A batch of exactly `count` samples, none older than the limit; drops what is."""
-        dropped = [
+    def evict(self, learner_version: int, staleness_limit: int) -> tuple[Group, ...]:
+        """Remove what the next step must not train on any more."""
+        dropped = tuple(
             g for g in self._groups if too_old(g.oldest_step, learner_version, staleness_limit)
-        ]
-        self._groups = [g for g in self._groups if g not in dropped]
+        )
+        self._forget(dropped)
+        return dropped
+
+    def _forget(self, groups: Collection[Group]) -> None:
+        ids = {g.group_id for g in groups}
+        self._groups = [g for g in self._groups if g.group_id not in ids]
+
+    def take(self, count: int, learner_version: int, staleness_limit: int) -> Taken:
+        """A batch of exactly `count` places, none older than the limit; drops what is."""
+        dropped = self.evict(learner_version, staleness_limit)
         ready = list(self._groups)
         if self._order == "freshest":
             ready.sort(key=lambda g: -g.oldest_step)
         chosen: list[Group] = []
         missing = count
         for group in ready:
-            if len(group.rollouts) <= missing:
+            if group.size <= missing:
                 chosen.append(group)
-                missing -= len(group.rollouts)
+                missing -= group.size
         if missing:
-            return Taken(dropped=tuple(dropped))
-        ids = {g.group_id for g in chosen}
-        self._groups = [g for g in self._groups if g.group_id not in ids]
-        return Taken(tuple(chosen), tuple(dropped))
+            return Taken(dropped=dropped)
+        self._forget(chosen)
+        return Taken(tuple(chosen), dropped)

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from configs.schema.rl import RewardConfig
+from configs.schema.rl import OverlongPenalty, RewardConfig
 from tasks.environments.row import Row
 from tasks.environments.toolcall import MalformedCall, parse_tool_call
 from tasks.rewards.probes import known_answer_probes
@@ -17,8 +17,10 @@ from tasks.sampling.types import Rollout
 class Grader:
     """Grades rollouts of the rows it knows; the verifier is the one evaluation uses."""
 
-    def __init__(self, rows: Mapping[str, Row]) -> None:
+    def __init__(self, rows: Mapping[str, Row], reward: RewardConfig | None = None) -> None:
+        """Without `reward` its defaults hold."""
         self._rows = rows
+        self._overlong = (reward or RewardConfig()).overlong
 
     def grade(self, rollout: Rollout) -> ScoredRollout:
         """Outcome (None = unscorable) and components; weights come in `weigh`."""
@@ -26,11 +28,11 @@ class Grader:
         verdict = verify(
             row.answer_kind, row.answer, rollout.final_text, truncated=rollout.truncated
         )
+        components = {"format": _well_formed(rollout, verdict)}
+        if self._overlong is not None:
+            components["overlong"] = overlong(rollout.sampled_tokens, self._overlong)
         return ScoredRollout(
-            rollout=rollout,
-            reward=None,
-            outcome=verdict.score,
-            components={"format": _well_formed(rollout, verdict)},
+            rollout=rollout, reward=None, outcome=verdict.score, components=components
         )
 
     def probes(self) -> list[ProbeResult]:
@@ -55,8 +57,15 @@ def _well_formed(rollout: Rollout, verdict: Verdict) -> float:
     return float(answered and not rollout.truncated and not malformed)
 
 
+def overlong(tokens: int, config: OverlongPenalty) -> float:
+    """0 up to the expected length, falling to −1 at the cut-off and beyond, before weighting."""
+    over = (tokens - config.expected_tokens) / (config.cutoff_tokens - config.expected_tokens)
+    return -min(1.0, max(0.0, over))
+
+
 def weigh(scored: Sequence[ScoredRollout], config: RewardConfig, step: int) -> list[ScoredRollout]:
-    """Rewards at optimiser step `step`: outcome plus the annealed format part, on the last turn.
+    """Rewards at optimiser step `step`: outcome plus the annealed format part, less what an
+    overlong answer costs, on the last turn.
 
     An unscored outcome leaves the reward None.
     """
@@ -67,6 +76,8 @@ def weigh(scored: Sequence[ScoredRollout], config: RewardConfig, step: int) -> l
         turns = [0.0] * len(sample.rollout.turns)
         if sample.outcome is not None:
             reward = config.outcome * sample.outcome + format_weight * sample.components["format"]
+            if config.overlong is not None:
+                reward += config.overlong.factor * sample.components["overlong"]
             turns[-1] = reward
         weighed.append(
             ScoredRollout(sample.rollout, reward, sample.outcome, sample.components, tuple(turns))

@@ -27,6 +27,10 @@ class SlotState(str, Enum):
     IDLE = "idle"
 
 
+_BESIDES: Mapping[str, int] = {SlotState.IDLE: 0, SlotState.ROLLOUT: 1}
+"""States that yield the time to others open beside them, however late they were opened."""
+
+
 class SampleFate(str, Enum):
     """How a generated sample ended."""
 
@@ -35,6 +39,8 @@ class SampleFate(str, Enum):
     """Too old, evicted, or of a dropped batch."""
     FILTERED = "filtered"
     """Of a group without contrast, or unscored."""
+    REFUSED = "refused"
+    """The engine's answer could not be trained on; its group went on without it."""
 
 
 class LedgerError(ValueError):
@@ -42,7 +48,7 @@ class LedgerError(ValueError):
 
 
 class ClockOrderError(RuntimeError):
-    """A slot's states did not end in the reverse order they began, or time ran backwards."""
+    """Time ran backwards."""
 
 
 @dataclass(frozen=True)
@@ -201,7 +207,7 @@ class CostLedger:
 
 
 class SlotClock:
-    """Books one slot's time, each moment in at most one state; one thread or coroutine a clock.
+    """Books one slot's time, each moment in at most one state; one thread a clock.
 
     ```
     clock = SlotClock(ledger, "learner", time.monotonic)
@@ -210,39 +216,33 @@ class SlotClock:
         with clock.state("sync"):  # not train meanwhile
             ...
     ```
-    Time outside every `with` is booked nowhere, and the balance will say so.
+    Coroutines may open states beside each other and close them in any order. The state opened last
+    has the time; only, a slot that samples is not idle, and one that does anything besides sampling
+    books that. Time outside every `with` is booked nowhere, and the balance will say so.
     """
 
     def __init__(self, ledger: CostLedger, slot: str, now: Callable[[], float]) -> None:
         self._ledger = ledger
         self._slot = slot
         self._now = now
-        self._open: list[object] = []
-        self._names: list[str] = []
+        self._open: list[str] = []
         self._since = now()
 
     @contextmanager
     def state(self, name: str) -> Iterator[None]:
-        """Book the time of the block under `name`; an outer state rests meanwhile.
-
-        Raises:
-            ClockOrderError: blocks of this clock overlap without nesting.
-        """
+        """Book the time of the block under `name`, unless another open state has it."""
         self.flush()
-        token = object()
-        self._open.append(token)
-        self._names.append(name)
+        self._open.append(name)
         try:
             yield
         finally:
-            if self._open[-1] is not token:
-                raise ClockOrderError(
-                    f"slot {self._slot!r}: state {name!r} ended while {self._names[-1]!r} was "
-                    "open; give each concurrent activity a slot and clock of its own"
-                )
             self.flush()
-            self._open.pop()
-            self._names.pop()
+            latest = len(self._open) - 1 - self._open[::-1].index(name)
+            del self._open[latest]
+
+    def _booked(self) -> str:
+        """The open state that has the time now."""
+        return max(enumerate(self._open), key=lambda item: (_BESIDES.get(item[1], 2), item[0]))[1]
 
     def flush(self) -> None:
         """Book the open state up to now, e.g. before a checkpoint."""
@@ -252,8 +252,8 @@ class SlotClock:
                 f"slot {self._slot!r}: time went from {self._since} back to {now}; use a monotonic "
                 "clock"
             )
-        if self._names:
-            self._ledger.add(self._slot, self._names[-1], now - self._since)
+        if self._open:
+            self._ledger.add(self._slot, self._booked(), now - self._since)
         self._since = now
 
 

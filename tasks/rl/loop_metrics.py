@@ -1,6 +1,7 @@
 """What the loop shows live and keeps for the summary: lag, throughput, overlap, proofs."""
 
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -9,6 +10,13 @@ from tasks.rl.learner import StepReport
 from tasks.rl.rollout_worker import Harvest
 from tasks.rl.types import Group
 from tasks.rl.weight_sync import SyncProof
+from tasks.sampling.types import Rollout
+
+COUNTS = (
+    "samples", "skipped_steps", "suspicions", "proofs", "episodes", "generated_tokens",
+    "carried_episodes", "tool_calls", "tool_errors", "tool_timeouts", "refused_samples",
+    "overdue_plays", "abandoned_prompts", "worker_losses",
+)  # fmt: skip
 
 
 class Overlap:
@@ -43,83 +51,129 @@ class CycleMeter:
     """Counts over the run, and the rollout side's figures since the last step."""
 
     def __init__(self) -> None:
-        self.samples = 0
+        self.counts: Counter[str] = Counter()
+        """Whole numbers over the run, by the names of `COUNTS`."""
         self.effective_samples = 0.0
         self.max_staleness_seen = 0
-        self.skipped_steps = 0
-        self.suspicions = 0
-        self.proofs = 0
         self.overlap = Overlap()
+        self._playing = 0
+        self._playing_since_s = 0.0
+        self._rollout_s = 0.0
         self._forget_cycle()
 
     def _forget_cycle(self) -> None:
-        self._tokens = 0
-        self._episodes = 0
-        self._rollout_s = 0.0
+        self._cycle: Counter[str] = Counter()
         self._temperature: float | None = None
         self._canary_distance: float | None = None
 
-    def generated(self, harvest: Harvest, seconds: float, temperature: float) -> None:
-        """Note one call of a rollout worker."""
-        self._tokens += harvest.generated_tokens
-        self._episodes += len(harvest.rollouts)
-        self._rollout_s += seconds
+    def count(self, name: str, amount: int = 1) -> None:
+        """Count something of `COUNTS`, over the run and in this cycle."""
+        assert name in COUNTS, name
+        self.counts[name] += amount
+        self._cycle[name] += amount
+
+    @contextmanager
+    def playing(self) -> Iterator[None]:
+        """Episodes are on their way inside the block; blocks may overlap."""
+        if not self._playing:
+            self._playing_since_s = time.monotonic()
+        self._playing += 1
+        try:
+            with self.overlap.working("rollout"):
+                yield
+        finally:
+            self._book_playing()
+            self._playing -= 1
+
+    def _book_playing(self) -> None:
+        """Add the time in which anything was being played, up to now."""
+        now_s = time.monotonic()
+        if self._playing:
+            self._rollout_s += now_s - self._playing_since_s
+        self._playing_since_s = now_s
+
+    def generated(self, harvest: Harvest, temperature: float) -> None:
+        """Note what one play brought."""
+        rollouts = harvest.rollouts
+        self.count("generated_tokens", harvest.generated_tokens)
+        self.count("episodes", len(rollouts))
+        self.count("carried_episodes", sum(_carried(r) for r in rollouts))
+        for name in ("tool_calls", "tool_errors", "tool_timeouts"):
+            self.count(name, sum(getattr(r, name) for r in rollouts))
+        self.count("refused_samples", len(harvest.refused))
         self._temperature = temperature
 
     def proven(self, proof: SyncProof) -> None:
         """Note one passed sync proof."""
-        self.proofs += 1
+        self.count("proofs")
         self._canary_distance = proof.distance
 
     def trained(
         self, groups: Sequence[Group], ages: Sequence[int], report: StepReport
     ) -> dict[str, float]:
         """Note one batch; returns the step's metrics, rollout side included."""
-        samples = sum(len(g.rollouts) for g in groups)
-        self.samples += samples
+        rollouts = [r.rollout for g in groups for r in g.rollouts]
+        self.count("samples", len(rollouts))
+        self.count("skipped_steps", report.skipped)
         self.effective_samples += report.effective_samples
-        self.skipped_steps += report.skipped
         self.max_staleness_seen = max(self.max_staleness_seen, *ages)
         metrics = dict(report.metrics)
         metrics["staleness_mean"] = sum(ages) / len(ages)
         metrics["staleness_max"] = float(max(ages))
-        metrics["skipped_steps"] = float(self.skipped_steps)
+        metrics["skipped_steps"] = float(self.counts["skipped_steps"])
         metrics["mixed_groups_share"] = _mixed_share(groups)
-        if self._rollout_s > 0:
-            metrics["rollout_tokens_per_s"] = self._tokens / self._rollout_s
-            metrics["generated_tokens_mean"] = self._tokens / self._episodes
-        if self._temperature is not None:
-            metrics["temperature"] = self._temperature
-        if self._canary_distance is not None:
-            metrics["canary_distance"] = self._canary_distance
+        metrics["trained_tokens_mean"] = sum(r.sampled_tokens for r in rollouts) / len(rollouts)
+        metrics |= self._generation()
         if self.overlap.any_s:
             metrics["overlap_share"] = self.overlap.both_s / self.overlap.any_s
         self._forget_cycle()
         return metrics
 
+    def _generation(self) -> dict[str, float]:
+        """The rollout side's figures since the last step."""
+        self._book_playing()
+        metrics, cycle = {}, self._cycle
+        if self._rollout_s > 0:
+            metrics["rollout_tokens_per_s"] = cycle["generated_tokens"] / self._rollout_s
+        self._rollout_s = 0.0
+        if cycle["episodes"]:
+            metrics["generated_tokens_mean"] = cycle["generated_tokens"] / cycle["episodes"]
+            metrics["carried_share"] = cycle["carried_episodes"] / cycle["episodes"]
+        if cycle["tool_calls"]:
+            metrics["tool_error_share"] = cycle["tool_errors"] / cycle["tool_calls"]
+            metrics["tool_timeout_share"] = cycle["tool_timeouts"] / cycle["tool_calls"]
+        for name in ("refused_samples", "overdue_plays", "worker_losses"):
+            if self.counts[name]:
+                metrics[name] = float(self.counts[name])
+        if self._temperature is not None:
+            metrics["temperature"] = self._temperature
+        if self._canary_distance is not None:
+            metrics["canary_distance"] = self._canary_distance
+        return metrics
+
     def state_dict(self) -> dict[str, Any]:
         """JSON-able counts."""
         return {
-            "samples": self.samples,
+            "counts": dict(self.counts),
             "effective_samples": self.effective_samples,
             "max_staleness_seen": self.max_staleness_seen,
-            "skipped_steps": self.skipped_steps,
-            "suspicions": self.suspicions,
-            "proofs": self.proofs,
             "both_s": self.overlap.both_s,
             "any_s": self.overlap.any_s,
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Take back what `state_dict` gave."""
-        self.samples = int(state["samples"])
+        self.counts = Counter({str(k): int(v) for k, v in state["counts"].items()})
         self.effective_samples = float(state["effective_samples"])
         self.max_staleness_seen = int(state["max_staleness_seen"])
-        self.skipped_steps = int(state["skipped_steps"])
-        self.suspicions = int(state["suspicions"])
-        self.proofs = int(state["proofs"])
         self.overlap.both_s = float(state["both_s"])
         self.overlap.any_s = float(state["any_s"])
+
+
+def _carried(rollout: Rollout) -> bool:
+    """Whether more than one version sampled an episode."""
+    versions = {span.version for turn in rollout.turns for span in turn.versions}
+    return len(versions) > 1
 
 
 def _mixed_share(groups: Sequence[Group]) -> float:

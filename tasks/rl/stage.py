@@ -14,9 +14,10 @@ from tasks.artifacts.record import ArtifactRecord
 from tasks.environments.row import Row, read_rows
 from tasks.rl.checkpoint import Checkpoints
 from tasks.rl.errors import NoPromptsError
+from tasks.rl.exchange import slots_of
 from tasks.rl.grader import weigh
 from tasks.rl.ledger import SampleFate
-from tasks.rl.loop import AsyncLoop, slots_of
+from tasks.rl.loop import AsyncLoop
 from tasks.rl.loop_state import LoopState
 from tasks.rl.prompt_queue import PromptQueue
 from tasks.rl.reward_gate import RewardGate
@@ -39,7 +40,7 @@ async def _run(
 ) -> ArtifactRecord:
     rows = training_rows(inputs["data"].path / "train.jsonl", config.data.rl_bands)
     snapshot, sha256 = inputs["sft"].path / "snapshot", inputs["sft"].sha256
-    runtime = _runtime(config, snapshot, sha256, rows)
+    runtime = _runtime(config, snapshot, sha256, rows, out_dir)
     state = LoopState(
         config.rl, PromptQueue([row.id for row in rows], config.rl.seed), slots_of(runtime)
     )
@@ -101,14 +102,16 @@ def training_rows(path: Path, bands: Sequence[str]) -> list[Row]:
     return chosen
 
 
-def _runtime(config: PipelineConfig, snapshot: Path, sha256: str, rows: Sequence[Row]) -> Runtime:
+def _runtime(
+    config: PipelineConfig, snapshot: Path, sha256: str, rows: Sequence[Row], folder: Path
+) -> Runtime:
     if isinstance(config.rl.runtime, InlineRuntime):
         from tasks.rl.runtime.inline import InlineRuntimeDriver
 
         return InlineRuntimeDriver(config, snapshot, sha256, rows)
     from tasks.rl.runtime.ray_runtime import RayDriver
 
-    return RayDriver(config, snapshot, sha256, rows)
+    return RayDriver(config, snapshot, sha256, rows, folder)
 
 
 async def final_rollouts(
@@ -157,19 +160,28 @@ def rollout_line(scored: ScoredRollout, split: str) -> dict[str, Any]:
 
 def summarise(config: PipelineConfig, state: LoopState) -> dict[str, Any]:
     """The run's figures, over all its attempts."""
-    meter = state.meter
-    overlap = meter.overlap
+    meter, ledger = state.meter, state.ledger
+    overlap, counts = meter.overlap, meter.counts
+    episodes = counts["episodes"]
     return {
         "steps": state.learner_version,
-        "samples": meter.samples,
+        "samples": counts["samples"],
         "effective_samples": meter.effective_samples,
         "staleness_limit": config.rl.staleness_limit,
         "max_staleness_seen": meter.max_staleness_seen,
         "resumes": state.attempt,
-        "skipped_steps": meter.skipped_steps,
-        "sync_proofs": meter.proofs,
-        "suspicious_batches": meter.suspicions,
+        "skipped_steps": counts["skipped_steps"],
+        "sync_proofs": counts["proofs"],
+        "suspicious_batches": counts["suspicions"],
         "overlap_share": overlap.both_s / overlap.any_s if overlap.any_s else None,
         "prompts_dispatched": state.queue.dispatched,
-        "dropped_share": state.ledger.share(SampleFate.DROPPED),
+        "dropped_share": ledger.share(SampleFate.DROPPED),
+        "filtered_share": ledger.share(SampleFate.FILTERED),
+        "carried_share": counts["carried_episodes"] / episodes if episodes else None,
+        "tool_calls": counts["tool_calls"],
+        "tool_timeouts": counts["tool_timeouts"],
+        "refused_samples": counts["refused_samples"],
+        "overdue_plays": counts["overdue_plays"],
+        "abandoned_prompts": counts["abandoned_prompts"],
+        "worker_losses": counts["worker_losses"],
     }

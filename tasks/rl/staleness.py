@@ -25,9 +25,16 @@ class FutureSampleError(ValueError):
 
 
 def capacity(
-    staleness_limit: int, publish_lag_steps: int, batch_size: int, running: int, buffered: int
+    staleness_limit: int,
+    publish_lag_steps: int,
+    batch_size: int,
+    running: int,
+    buffered: int,
+    steps_per_batch: int = 1,
 ) -> int:
-    """How many more samples may start: running + buffered ≤ (η − p + 1)·B; never below 0.
+    """How many more samples may start: running + buffered ≤ (⌊(η − p)/u⌋ + 1)·B; never below 0.
+
+    With one optimiser step per batch (u = 1) that is (η − p + 1)·B.
 
     Args:
         publish_lag_steps: p = learner_version − step of the policy that would sample.
@@ -36,13 +43,15 @@ def capacity(
             step is done: without it one batch too many starts during every step, only to be
             dropped as too old. What was dropped, filtered or evicted is in neither count and so
             gives its place back.
+        steps_per_batch: u, optimiser steps a batch is trained on for: each ages what waits by one.
     """
     if publish_lag_steps < 0:
         raise ValueError(
             f"publish_lag_steps={publish_lag_steps}: the published policy is newer than the "
             "learner; expected 0 or more"
         )
-    return max(0, (staleness_limit - publish_lag_steps + 1) * batch_size - running - buffered)
+    batches = (staleness_limit - publish_lag_steps) // steps_per_batch + 1
+    return max(0, batches * batch_size - running - buffered)
 
 
 def staleness_steps(oldest_step: int, learner_version: int) -> int:
@@ -59,3 +68,8 @@ def staleness_steps(oldest_step: int, learner_version: int) -> int:
 def too_old(oldest_step: int, learner_version: int, staleness_limit: int) -> bool:
     """True = drop, count and reissue: the next optimiser step must not train on it."""
     return staleness_steps(oldest_step, learner_version) > staleness_limit
+
+
+def fresh_lr_scale(fresh_share: float, floor: float) -> float:
+    """What the learning rate is multiplied by when less than `floor` of a batch is fresh."""
+    return 1.0 if fresh_share >= floor else fresh_share / floor

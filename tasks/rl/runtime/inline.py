@@ -24,18 +24,23 @@ class InlineRuntimeDriver:
         self, config: PipelineConfig, snapshot: Path, snapshot_sha256: str, rows: Sequence[Row]
     ) -> None:
         self._arguments = (config, snapshot, snapshot_sha256, rows)
+        self._started: list[RolloutWorker] = []
 
     async def start(self) -> None:
         """Load both sides."""
         config, snapshot, sha256, rows = self._arguments
         self._learner = Learner(config, snapshot, sha256, rows, threads=config.rl.deepspeed.threads)
-        self._worker = RolloutWorker(config, snapshot, rows)
+        self._started.append(RolloutWorker(config, snapshot, rows))
+
+    @property
+    def _worker(self) -> RolloutWorker:
+        return self._started[-1]
 
     async def play(
         self, worker: int, tickets: Sequence[Ticket], samples: int, temperature: float
     ) -> Harvest:
         """Sample episodes."""
-        return self._worker.play(tickets, samples, temperature)
+        return await self._worker.play(tickets, samples, temperature)
 
     async def grade(self, worker: int, rollouts: Sequence[Rollout]) -> list[Group]:
         """Grade episodes."""
@@ -47,15 +52,26 @@ class InlineRuntimeDriver:
 
     async def sync(self, worker: int, receipt: Receipt) -> SyncProof:
         """Load and prove weights."""
-        return self._worker.sync(receipt)
+        return await self._worker.sync(receipt)
 
-    async def train(self, groups: Sequence[Group], kl_coefficient: float) -> StepReport:
-        """One optimiser step."""
-        return self._learner.train(groups, kl_coefficient)
+    async def revive(self, worker: int) -> None:
+        """Load another worker; this process outlives none, but one may have hung."""
+        config, snapshot, _, rows = self._arguments
+        await self._started.pop().close()
+        self._started.append(RolloutWorker(config, snapshot, rows))
+
+    async def train(
+        self, groups: Sequence[Group], kl_coefficient: float, lr_scale: float = 1.0
+    ) -> StepReport:
+        """Train on one batch."""
+        async with self._worker.resting():
+            return self._learner.train(groups, kl_coefficient, lr_scale)
 
     async def publish(self, root: Path, attempt: int) -> Receipt:
         """Write weights."""
-        return self._learner.publish(root, attempt)
+        receipt = self._learner.publish(root, attempt)
+        assert receipt is not None  # the only rank is the first
+        return receipt
 
     async def save(self, folder: Path) -> dict[str, str]:
         """Write the learner's state."""
@@ -67,7 +83,11 @@ class InlineRuntimeDriver:
 
     async def save_policy(self, out_dir: Path) -> str:
         """Write the merged policy."""
-        return self._learner.save_policy(out_dir)
+        sha256 = self._learner.save_policy(out_dir)
+        assert sha256 is not None
+        return sha256
 
     async def stop(self) -> None:
-        """Nothing runs on its own here."""
+        """End what the workers started on their own."""
+        for worker in self._started:
+            await worker.close()

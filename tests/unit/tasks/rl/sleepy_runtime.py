@@ -13,14 +13,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tasks.artifacts import write_atomic
+from tasks.rl.errors import WorkerLostError
 from tasks.rl.learner import StepReport
-from tasks.rl.rollout_worker import Harvest
+from tasks.rl.rollout_worker import Harvest, Refusal
 from tasks.rl.sentinel import ProbeResult
 from tasks.rl.types import Group, ScoredRollout
 from tasks.rl.weight_sync import Canary, Receipt, SyncProof
 from tasks.sampling.types import PolicyVersion, Rollout, StopReason, Turn
 
-TOKENS = (1, 2, 3)
+TOKENS = (1, 2, 3, 4)
 
 
 class SleepyRuntime:
@@ -38,10 +39,22 @@ class SleepyRuntime:
     ) -> None:
         self.workers = workers
         self.limit = limit
+        self.tail = 1.0
+        """How many times longer than usual one play in eight takes."""
+        self.refuses: Callable[[int, int], bool] = lambda serial, sample: False
+        self.dies: Callable[[int], bool] = lambda play: False
+        """Whether the worker dies in this play, counted from 1."""
+        self.hangs: Callable[[int], bool] = lambda play: False
+        self.plays = 0
+        self.revived = 0
+        self.lr_scales: list[float] = []
         self.pace = pace or {}
         self.outcome = outcome
         self.learner_version = 0
         self.engine: list[PolicyVersion | None] = [None] * workers
+        self.proven = [-1] * workers
+        self.ever_proven = -1
+        self.alive = [True] * workers
         self.trained: list[str] = []
         self.ages: list[int] = []
         self.sampled = 0
@@ -54,33 +67,50 @@ class SleepyRuntime:
         self.stopped = False
         self._random = random.Random(seed)
 
-    async def _work(self, call: str) -> None:
+    async def _work(self, call: str, times: float = 1.0) -> None:
         started_s = time.monotonic()
-        await asyncio.sleep(self.pace.get(call, 0.0) * self._random.uniform(0.5, 1.5))
+        await asyncio.sleep(self.pace.get(call, 0.0) * times * self._random.uniform(0.5, 1.5))
         self.spent_s[call] += time.monotonic() - started_s
 
     async def start(self) -> None:
         await self._work("start")
 
     async def play(self, worker, tickets, samples, temperature) -> Harvest:
-        version = self.engine[worker]
-        assert version is not None, "sampled with weights that were never proven"
+        """Two turns, each of the weights the worker holds when it begins."""
+        assert self.proven[worker] >= 0, "sampled with weights that were never proven"
+        self.plays += 1
+        play = self.plays
         self.busy["play"] += 1
         self.overlapped |= self.busy["train"] > 0
-        await self._work("play")
-        self.busy["play"] -= 1
-        assert self.engine[worker] == version, "weights changed under a running episode"
-        turn = Turn(1, 3, StopReason.END_OF_TURN, version)
-        rollouts = tuple(
-            Rollout(
-                f"{t.serial}.{t.reissue}.{i}", t.row_id, str(t.serial), TOKENS,
-                (False, True, True), (0.0, -1.0, -1.0), (turn,), temperature,
-            )
-            for t in tickets
-            for i in range(samples)
-        )  # fmt: skip
+        turns = []
+        try:
+            for start in (1, 3):
+                version = self.engine[worker]
+                turns.append(Turn(start, start + 1, StopReason.END_OF_TURN, version))
+                await self._work("play", self.tail if self._random.random() < 1 / 8 else 1.0)
+                if self.dies(play):
+                    self.alive[worker] = False
+                if not self.alive[worker]:
+                    raise WorkerLostError(worker, "killed")
+                if self.hangs(play):
+                    await asyncio.sleep(1e6)
+        finally:
+            self.busy["play"] -= 1
+        rollouts, refused = [], []
+        for t in tickets:
+            for i in range(samples):
+                name = f"{t.serial}.{t.reissue}.{i}"
+                if self.refuses(t.serial, i):
+                    refused.append(Refusal(name, str(t.serial), "NaN"))
+                    continue
+                rollouts.append(
+                    Rollout(
+                        name, t.row_id, str(t.serial), TOKENS, (False, True, False, True),
+                        (0.0, -1.0, 0.0, -1.0), tuple(turns), temperature,
+                    )
+                )  # fmt: skip
         self.sampled += len(rollouts)
-        return Harvest(rollouts, 2 * len(rollouts))
+        return Harvest(tuple(rollouts), 2 * len(rollouts), tuple(refused))
 
     async def grade(self, worker, rollouts) -> list[Group]:
         await self._work("grade")
@@ -96,12 +126,22 @@ class SleepyRuntime:
         return self.probes
 
     async def sync(self, worker, receipt: Receipt) -> SyncProof:
-        await self._work("sync")
         assert receipt.version.step <= self.learner_version
-        self.engine[worker] = receipt.version
+        self.engine[worker] = receipt.version  # it samples with them while they are being proven
+        await self._work("sync")
+        self.proven[worker] = receipt.version.step
+        self.ever_proven = max(self.ever_proven, receipt.version.step)
         return SyncProof(receipt.version, 0.0, None)
 
-    async def train(self, groups, kl_coefficient) -> StepReport:
+    async def revive(self, worker) -> None:
+        await self._work("start")
+        self.engine[worker], self.proven[worker], self.alive[worker] = None, -1, True
+        self.revived += 1
+
+    async def train(self, groups, kl_coefficient, lr_scale=1.0) -> StepReport:
+        self.lr_scales.append(lr_scale)
+        newest = max(g.newest_step for g in groups)
+        assert newest <= self.ever_proven, "trained on samples of weights nobody has proven"
         ages = [self.learner_version - g.oldest_step for g in groups]
         assert all(0 <= age <= self.limit for age in ages), f"ages {ages}, limit {self.limit}"
         ids = [r.rollout.rollout_id for g in groups for r in g.rollouts]

@@ -16,6 +16,7 @@ from tasks.rl.batch import train_batches, without_credit
 from tasks.rl.credit import group_credit
 from tasks.rl.errors import ReferenceMismatchError
 from tasks.rl.learner import Learner
+from tasks.rl.learner_prepass import prepass
 from tasks.rl.prompt_queue import PromptQueue
 from tasks.rl.rollout_worker import RolloutWorker
 from tasks.rl.types import Group
@@ -77,7 +78,9 @@ def test_a03_micro_batches_give_the_gradient_of_the_whole_batch(
     moments = []
     for budget in (10**6, 64):
         learner = learner_of(
-            deepspeed={"micro_batch_tokens": budget}, loss={"type": "ppo_clip", "aggregation": aggregation}, **kind
+            deepspeed={"micro_batch_tokens": budget},
+            loss={"type": "ppo_clip", "aggregation": aggregation},
+            **kind,
         )
         learner.train(groups, 0.5)  # move away from the reference, so that KL has a gradient too
         moments.append({})
@@ -177,9 +180,7 @@ def test_kl_off_the_reward_by_hand(learner_of, groups):
     learner = learner_of(kl={"placement": "reward"})
     for _ in range(3):
         learner.train(groups, 0.0)
-    from tasks.rl.learner import _Prepass
-
-    prepass = _Prepass(learner, groups, 0.2)
+    penalised = prepass(learner, groups, 0.2).groups
     reference = references(learner, groups)
     order = without_credit(groups, with_values=False)
     lengths = sorted(range(len(order)), key=lambda i: -len(order[i].scored.rollout.token_ids))
@@ -195,7 +196,7 @@ def test_kl_off_the_reward_by_hand(learner_of, groups):
             if mask
         )  # fmt: skip
         expected[scored.rollout.rollout_id] = scored.reward - 0.2 * k1
-    for scored in (r for g in prepass.groups for r in g.rollouts):
+    for scored in (r for g in penalised for r in g.rollouts):
         assert scored.reward == pytest.approx(expected[scored.rollout.rollout_id], abs=1e-4)
         assert sum(scored.turn_rewards) == pytest.approx(scored.reward, abs=1e-4)
         assert scored.outcome in (0.0, 1.0)  # accuracy does not see the penalty

@@ -217,13 +217,23 @@ def test_flush_books_the_open_state_for_a_checkpoint(time):
     assert ledger.seconds_by_state() == {"checkpoint": 5}
 
 
-def test_overlapping_states_of_one_clock_are_an_error(time):
-    clock = SlotClock(ledger_of("learner"), "learner", time)
-    first, second = clock.state("train"), clock.state("rollout")
+def test_states_opened_beside_each_other_share_no_moment(time):
+    ledger = ledger_of("rollout-0")
+    clock = SlotClock(ledger, "rollout-0", time)
+    first, second = clock.state("rollout"), clock.state("rollout")
     first.__enter__()
-    second.__enter__()
-    with pytest.raises(ClockOrderError, match=r"'train' ended while 'rollout' was open"):
-        first.__exit__(None, None, None)
+    time.pass_(1)  # rollout
+    with clock.state("idle"):  # the slot waits for room and samples all the same
+        time.pass_(2)  # rollout
+        with clock.state("sync"):
+            second.__enter__()
+            time.pass_(4)  # sync, though a play began later
+            first.__exit__(None, None, None)
+        time.pass_(8)  # rollout: the second goes on
+        second.__exit__(None, None, None)
+        time.pass_(16)  # idle
+    assert ledger.seconds_by_state() == {"rollout": 11, "sync": 4, "idle": 16}
+    assert ledger.balance(31).balanced
 
 
 def test_time_running_backwards_is_an_error(time):

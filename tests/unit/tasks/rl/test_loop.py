@@ -12,9 +12,11 @@ from sleepy_runtime import SleepyRuntime
 
 from tasks.artifacts.progress import Reporter, read_metrics
 from tasks.rl.checkpoint import Checkpoints
+from tasks.rl.consumer import MAX_EMPTY_BATCHES
 from tasks.rl.errors import CheckpointMismatchError, NothingToLearnError, SyncProofError
+from tasks.rl.exchange import slots_of
 from tasks.rl.ledger import SampleFate
-from tasks.rl.loop import MAX_EMPTY_BATCHES, AsyncLoop, slots_of
+from tasks.rl.loop import AsyncLoop
 from tasks.rl.loop_state import LoopState
 from tasks.rl.prompt_queue import PromptQueue
 from tasks.rl.sentinel import ProbeResult, SentinelTrippedError
@@ -52,7 +54,12 @@ def run_of(tiny_config, tmp_path):
     """Build a run: `run_of(runtime, staleness_limit=2, …)`."""
 
     def build(runtime: SleepyRuntime, *, resume=False, folder=tmp_path, **rl) -> Run:
-        settings = {"steps": 8, "checkpoint_every": 100, "staleness_limit": runtime.limit} | rl
+        settings = {
+            "steps": 8,
+            "checkpoint_every": 100,
+            "staleness_limit": runtime.limit,
+            "runtime": {"type": "ray", "rollout_workers": runtime.workers},
+        } | rl
         return Run(tiny_config(rl=settings), runtime, folder, resume=resume)
 
     return build
@@ -64,7 +71,7 @@ def accounts_balance(run: Run) -> None:
     trained = run.runtime.trained
     assert len(trained) == len(set(trained)) == fates["trained"]
     assert fates["trained"] == 8 * run.runtime.attempts_at_training
-    assert run.runtime.sampled == sum(fates.values()) + run.loop._buffer.samples
+    assert run.runtime.sampled == sum(fates.values()) + run.loop.exchange.buffer.samples
     serials = Counter(i.split(".")[0] for i in trained)
     assert all(n == 4 for n in serials.values())  # whole groups, every ticket once
     state = run.state.queue.state_dict()
@@ -152,7 +159,7 @@ def test_no_worker_runs_ahead_of_what_may_be_trained_on(run_of):
 def test_publishing_less_often_keeps_within_the_limit(run_of):
     runtime = SleepyRuntime(3, 1, {"play": 0.001, "train": 0.001})
     run = run_of(runtime, steps=16, publish={"start": 4, "end": 4}).go()
-    assert run.state.meter.proofs == 1 + 16 // 4
+    assert run.state.meter.counts["proofs"] == 1 + 16 // 4
     assert max(runtime.ages) == 3
 
 
@@ -163,7 +170,7 @@ def test_an_all_zero_batch_is_never_trained_on_and_the_end_is_named(run_of):
         run.go()
     assert runtime.trained == [] and runtime.learner_version == 0
     fates = run.state.ledger.to_json(1.0)["samples"]
-    assert fates["filtered"] == 8 * MAX_EMPTY_BATCHES == 8 * run.state.meter.suspicions
+    assert fates["filtered"] == 8 * MAX_EMPTY_BATCHES == 8 * run.state.meter.counts["suspicions"]
 
 
 @pytest.mark.parametrize("limit", [0, 2])
@@ -215,7 +222,7 @@ def test_a_skipped_step_takes_no_version_and_the_run_still_ends(run_of, limit):
     runtime.skip_steps = {1, 4, 5}
     run = run_of(runtime, checkpoint_every=1).go()
     assert runtime.learner_version == 8 and runtime.attempts_at_training == 11
-    assert run.state.meter.skipped_steps == 3
+    assert run.state.meter.counts["skipped_steps"] == 3
     assert run.checkpoints.latest().step == 8
     accounts_balance(run)
 
@@ -231,10 +238,10 @@ def test_killed_and_resumed_no_prompt_is_trained_on_twice_and_none_is_lost(run_o
         runtime = SleepyRuntime(limit, workers, pace)
         train = runtime.train
 
-        async def dying(groups, kl, train=train, runtime=runtime, kill_at=kill_at):
+        async def dying(groups, kl, scale, train=train, runtime=runtime, kill_at=kill_at):
             if runtime.learner_version == kill_at:
                 raise Killed
-            return await train(groups, kl)
+            return await train(groups, kl, scale)
 
         runtime.train = dying
         run = run_of(runtime, resume=True, checkpoint_every=2)
@@ -285,18 +292,20 @@ def test_the_books_balance(run_of, limit, workers):
     assert set(states) >= {"startup", "rollout", "grade", "train", "sync", "checkpoint", "idle"}
     for state, call in (("rollout", "play"), ("train", "train"), ("grade", "grade")):
         spent_s = runtime.spent_s[call]
-        assert spent_s <= states[state] <= 1.1 * spent_s + 0.05, state
+        assert states[state] <= 1.1 * spent_s + 0.05, state
+        if call == "train" or limit == 0:  # else plays overlap, and a moment is booked once
+            assert spent_s <= states[state], state
 
 
 def test_a_pause_nobody_logged_breaks_the_balance(run_of, monkeypatch):
     run = run_of(SleepyRuntime(2, 1, PACE), steps=8)
-    training = run.loop._training
+    training = run.loop.consumer._training
 
     async def slow(samples: int) -> None:
         time.sleep(0.02)
         await training(samples)
 
-    monkeypatch.setattr(run.loop, "_training", slow)
+    monkeypatch.setattr(run.loop.consumer, "_training", slow)
     run.go()
     assert not run.state.ledger.balance(run.loop.wall_s()).balanced
 
@@ -304,7 +313,7 @@ def test_a_pause_nobody_logged_breaks_the_balance(run_of, monkeypatch):
 def test_shares_and_metrics_of_a_finished_run(run_of):
     run = run_of(SleepyRuntime(1, 1, {"play": 0.002, "train": 0.002})).go()
     assert run.state.ledger.share(SampleFate.TRAINED) == 1.0
-    assert run.state.meter.samples == 64 and run.state.meter.effective_samples == 8.0
+    assert run.state.meter.counts["samples"] == 64 and run.state.meter.effective_samples == 8.0
     last = run.metrics[-1]["values"]
     assert {"staleness_mean", "staleness_max", "overlap_share", "temperature"} <= set(last)
     assert last["mixed_groups_share"] == 1.0 and last["generated_tokens_mean"] == 2.0

@@ -1,5 +1,6 @@
 """The whole RL stage on a real tiny model: repeatable, killable, asynchronous where it may be."""
 
+import asyncio
 import json
 import os
 import signal
@@ -75,10 +76,10 @@ def test_a_limit_of_0_equals_a_plain_synchronous_loop(
     queue = PromptQueue([row.id for row in rows], rl.seed)
     sentinel = RewardSentinel(rl.sentinel)
     while learner.learner_version < rl.steps:
-        worker.sync(learner.publish(tmp_path / "publish", attempt=0))
+        asyncio.run(worker.sync(learner.publish(tmp_path / "publish", attempt=0)))
         temperature = linear_anneal(rl.sampling.temperature, learner.learner_version)
         tickets = queue.take(rl.batch_size // rl.group_size)
-        played = worker.play(tickets, rl.group_size, temperature)
+        played = asyncio.run(worker.play(tickets, rl.group_size, temperature))
         groups = [
             replace(g, rollouts=tuple(weigh(g.rollouts, rl.reward, learner.learner_version)))
             for g in worker.grade(played.rollouts)
