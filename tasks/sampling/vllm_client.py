@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -30,6 +31,9 @@ class Segment:
     finish: str
     """vLLM's word: stop, length, abort."""
     timed_out: bool
+    prompt_tokens: int
+    cached_tokens: int
+    """Of the prompt, those whose keys and values were still in the cache."""
 
 
 class VllmClient:
@@ -52,6 +56,10 @@ class VllmClient:
         self._flights: dict[str, Flight] = {}
         self._landed = asyncio.Condition()
         self._serial = itertools.count(1)
+
+    async def settle(self) -> None:
+        """Have vLLM's processes end with this one."""
+        await self._llm.collective_rpc("policy_follow", args=(os.getpid(),))
 
     async def sample(
         self,
@@ -89,15 +97,18 @@ class VllmClient:
             done, _ = await asyncio.wait({answer}, timeout=max(0.0, seconds))
             if not done:
                 await self._llm.abort(flight.name)
-            output = (await answer).outputs[0]
+            last = await answer
         finally:
             answer.cancel()
+        output = last.outputs[0]
         pairs = zip(output.token_ids, output.logprobs or (), strict=False)
         return Segment(
             tuple(output.token_ids),
             tuple(entry[token].logprob for token, entry in pairs if token in entry),
             output.finish_reason,
             timed_out=not done,
+            prompt_tokens=len(request.prompt_ids) + len(drawn),
+            cached_tokens=last.num_cached_tokens or 0,
         )
 
     async def score(self, token_ids: Sequence[int], held: HeldPolicy) -> tuple[float, ...]:

@@ -50,6 +50,9 @@ class EngineCounters:
     aborted: int = 0
     """Ended by the caller."""
     publishes: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    """Of the prompt tokens, those that were not computed again."""
     kv_use_peak: float = 0.0
 
 
@@ -206,6 +209,7 @@ class VllmEngine:
 
     async def _start(self, arguments: dict[str, Any]) -> None:
         self._client = VllmClient(arguments, self._observe)
+        await self._client.settle()
         ceiling = self._settings.max_sequences
         fitting = self._client.cache_tokens // self._max_length  # however long they become
         first = max(1, min(ceiling, fitting))
@@ -265,6 +269,8 @@ class VllmEngine:
                 self._shelf.give_back(held)
                 await self._unload()
             draft.add(segment, held.version)
+            self.counters.prompt_tokens += segment.prompt_tokens
+            self.counters.cached_tokens += segment.cached_tokens
             if segment.finish in _STOPS:
                 return _STOPS[segment.finish]
             if segment.timed_out:

@@ -16,6 +16,8 @@ from tasks.sampling.vllm_worker import EXTENSION
 
 GIB = 1 << 30
 CPU_CACHE_GIB = 1.0
+CPU_BLOCK_TOKENS = 32
+"""The CPU build's own blocks of 128 tokens would keep no prompt shorter than that in the cache."""
 
 
 def check_startable(
@@ -126,6 +128,8 @@ def engine_arguments(
         "disable_log_stats": True,
         "enable_log_requests": False,
     }
+    if on_cpu:
+        arguments["block_size"] = CPU_BLOCK_TOKENS
     if settings.tensor_parallel_size == 1:
         arguments["distributed_executor_backend"] = "uni"  # one process fewer to start
     if isinstance(trainable, Lora):

@@ -3,6 +3,7 @@
 vLLM adds `PolicyMemory` to its worker class; its methods are called by name over `collective_rpc`.
 """
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import torch
 
 from tasks.artifacts.content_hash import hash_tensors
+from tasks.process_tree import die_with_parent
 
 EXTENSION = f"{__name__}.PolicyMemory"
 PUBLISHED_PREFIX = "base_model.model."
@@ -19,6 +21,15 @@ class PolicyMemory:
     """Worker extension; `model_runner` is the worker's."""
 
     model_runner: Any
+
+    def policy_follow(self, parent: int) -> None:
+        """End when the process that started the engine ends, however that ends.
+
+        vLLM's core would live on and keep its memory. Where it has workers of its own (several
+        GPUs), those follow the core, and the core falls to the stage's reaper.
+        """
+        if os.getppid() == parent:
+            die_with_parent(parent)
 
     def policy_adapter_hash(self, adapter_id: int, scaling: float) -> dict[str, Any]:
         """Hash of an adapter as the kernels see it, and the modules where they see another.

@@ -3,9 +3,13 @@ published. One engine serves all tests but those of full weights; a start takes 
 
 import asyncio
 import math
+import os
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -184,6 +188,20 @@ def test_scores_are_those_of_transformers(engine, published):
         asyncio.run(engine.score(sequences, 0.7))
 
 
+def test_a_prompt_is_computed_once_for_each_version(engine, publish):
+    prompt = tuple(3 + (7 * i) % 200 for i in range(100))
+
+    def cached(count: int) -> int:
+        before = engine.counters.cached_tokens
+        all_of(engine, [request(f"p{count}", prompt, most=4, seed=count)])
+        return engine.counters.cached_tokens - before
+
+    assert [cached(0), cached(1), cached(2)] == [0, 96, 96]  # whole blocks of 32
+    asyncio.run(engine.load_policy(publish(21)[0], PolicyVersion(0, 1)))
+    assert [cached(3), cached(4)] == [0, 96]
+    asyncio.run(engine.load_policy(publish(1)[0], PolicyVersion(0, 1)))  # as it was before
+
+
 def test_lengths_end_where_they_must(engine, published):
     full = tuple(3 + i % 200 for i in range(LENGTH))
     answers = all_of(engine, [request("full", full), request("near", full[:-2], most=50)])
@@ -318,3 +336,38 @@ def test_full_weights_are_replaced_and_read_back(start, publish, snapshot):
     load_trainable(model, load_file(weights))  # the file is what the model holds
     _, again, _ = publish(12, FullWeights())
     assert again != sha256
+
+
+STARTER = """
+import sys, time
+from pathlib import Path
+from configs.schema.rl_engines import VllmEngineConfig
+from configs.schema.training import Lora
+from tasks.sampling.vllm_engine import VllmEngine
+
+if __name__ == "__main__":
+    VllmEngine(
+        Path(sys.argv[1]), VllmEngineConfig(kv_cache_gib=0.05, max_sequences=4), Lora(),
+        dtype="float32", end_of_turn_id=2, max_length=128, keep=2,
+    )
+    print("up", flush=True)
+    time.sleep(600)
+"""
+
+
+def test_vllm_ends_with_whoever_started_it(snapshot, tmp_path):
+    script = tmp_path / "starter.py"
+    script.write_text(STARTER)
+    starter = subprocess.Popen(
+        [sys.executable, str(script), str(snapshot)], stdout=subprocess.PIPE, text=True,
+        env=os.environ | {"PYTHONPATH": os.getcwd()},
+    )  # fmt: skip
+    try:
+        assert starter.stdout.readline() == "up\n"
+        cores = [p for p in psutil.Process(starter.pid).children() if p.num_threads() > 2]
+        assert cores
+    finally:
+        starter.kill()
+        starter.wait()
+    _gone, alive = psutil.wait_procs(cores, timeout=10)
+    assert not alive, [p.cmdline() for p in alive]

@@ -1,0 +1,43 @@
+"""`configs/calculator_vllm.yaml` as a user runs it: SFT, RL sampled by vLLM over Ray, evaluation."""
+
+import json
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from configs.load import load_config
+from tasks.artifacts.progress import read_metrics
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_the_vllm_profile_runs_from_sft_to_evaluation(tmp_path):
+    runs = tmp_path / "runs"
+    done = subprocess.run(
+        [
+            sys.executable, "-m", "flows.cli", "run", "-c", "configs/calculator_vllm.yaml",
+            "--runs", str(runs), "--stop-after", "evaluation",
+        ],
+        cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    (rl,) = (runs / "store" / "rl").iterdir()
+    summary = json.loads((rl / "summary.json").read_text())
+    config = load_config("calculator_vllm")
+    assert summary["steps"] == config.rl.steps
+    assert summary["sync_proofs"] >= config.rl.steps
+    assert 0 <= summary["max_staleness_seen"] <= config.rl.staleness_limit
+    steps = list(read_metrics(rl / "metrics.jsonl"))
+    kl = [m["values"]["kl_sampler_mean"] for m in steps if "kl_sampler_mean" in m["values"]]
+    assert all(math.isfinite(x) for x in kl)
+    rollouts = [json.loads(x) for x in (rl / "rollouts.jsonl").read_text().splitlines()]
+    assert len(rollouts) == 3 * config.rl.batch_size
+    newest = max(v for r in rollouts for t in r["turns"] for v in [t["policy_version"]])
+    assert newest[1] == config.rl.steps
+    assert list((runs / "store" / "evaluation").iterdir())
