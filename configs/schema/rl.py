@@ -6,11 +6,11 @@ from pydantic import Field, model_validator
 
 from configs.schema.base import Config
 from configs.schema.rl_credit import Credit, GrpoCredit
-from configs.schema.rl_engines import Engine, TransformersEngineConfig
+from configs.schema.rl_engines import Engine, TransformersEngineConfig, VllmEngineConfig
 from configs.schema.rl_losses import Loss, PpoClip, takes_several_steps
 from configs.schema.rl_runtimes import InlineRuntime, RayRuntime, Runtime
 from configs.schema.rl_tools import ToolSettings
-from configs.schema.training import DeepSpeedSettings, Lora, Optimiser, Trainable
+from configs.schema.training import DeepSpeedSettings, Lora, PolicyOptimiser, Trainable
 
 
 class AdaptiveKl(Config):
@@ -167,7 +167,7 @@ class RLConfig(Config):
     runtime: Runtime = RayRuntime()
     engine: Engine = TransformersEngineConfig()
     trainable: Trainable = Lora()
-    optimiser: Optimiser = Optimiser(lr=1e-5)
+    optimiser: PolicyOptimiser = PolicyOptimiser(lr=1e-5)
     deepspeed: DeepSpeedSettings = DeepSpeedSettings()
     credit: Credit = GrpoCredit()
     loss: Loss = PpoClip()
@@ -200,6 +200,17 @@ class RLConfig(Config):
         """Whether generator and learner never work at once: then whole batches are played in
         lockstep, and a run is repeatable."""
         return self.staleness_limit == 0 or isinstance(self.runtime, InlineRuntime)
+
+    @model_validator(mode="after")
+    def _colocated_takes_turns(self) -> "RLConfig":
+        colocated = isinstance(self.engine, VllmEngineConfig) and self.engine.colocated
+        if colocated and not isinstance(self.runtime, InlineRuntime):
+            raise ValueError(
+                f"rl.engine.colocated=true with rl.runtime.type={self.runtime.type}: generator and "
+                "learner can only take turns on one GPU inside one process; use "
+                "rl.runtime.type=inline, or colocated=false"
+            )
+        return self
 
     @model_validator(mode="after")
     def _loop_can_be_fed(self) -> "RLConfig":

@@ -40,6 +40,14 @@ class Optimiser(Config):
     """Consecutive non-finite steps that abort the run."""
 
 
+class PolicyOptimiser(Optimiser):
+    """The optimiser of RL, whose batches are worth more or less."""
+
+    scale_by_ess: bool = False
+    """Multiply the step's learning rate by the ESS share of its raw sequence weights
+    (arXiv 2602.17616): steps whose samples the policy has drifted away from are short."""
+
+
 class DeepSpeedSettings(Config):
     """What goes into the DeepSpeed config."""
 

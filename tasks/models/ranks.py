@@ -88,6 +88,15 @@ def gather(values: torch.Tensor) -> list[torch.Tensor]:
     return everyone
 
 
+def add_up(values: torch.Tensor) -> torch.Tensor:
+    """The sum over ranks of a tensor of one shape."""
+    if world_size() == 1:
+        return values
+    total = values.clone()
+    torch.distributed.all_reduce(total)
+    return total
+
+
 def add_gradients(parameters: Iterable[torch.nn.Parameter]) -> None:
     """Replace every gradient by its sum over ranks, in one message a type."""
     if world_size() == 1:

@@ -10,6 +10,7 @@ from transformers import PreTrainedModel
 from configs.schema.training import FullWeights, Lora
 from tasks.models.errors import WeightsMismatchError
 from tasks.models.load import canonical_tensors
+from tasks.models.ranks import whole
 
 ADAPTER = "default"
 REFERENCE = "reference"
@@ -46,15 +47,28 @@ def attach(model: PreTrainedModel, trainable: Lora | FullWeights, seed: int) -> 
 
 
 def trainable_tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    """The weights a publish carries, by canonical name: the adapter's, or all of them."""
-    if isinstance(model, PeftModel):
-        marker = f".{ADAPTER}."
-        return {
-            name.replace(marker, "."): p.detach()
-            for name, p in model.named_parameters()
-            if "lora_" in name and marker in name
-        }
-    return canonical_tensors(model)
+    """The weights a publish carries, by canonical name: the adapter's, or all of them.
+
+    Views of the model's own; copies where ZeRO 3 has split it, and then every rank must ask.
+    """
+    carried = [p for _, p in _carried(model)]
+    with whole(carried):
+        tensors = _views(model)
+        split = any(hasattr(p, "ds_id") for p in carried)
+        return {name: t.clone() for name, t in tensors.items()} if split else tensors
+
+
+def _carried(model: torch.nn.Module) -> list[tuple[str, torch.nn.Parameter]]:
+    if not isinstance(model, PeftModel):
+        return list(model.named_parameters())
+    marker = f".{ADAPTER}."
+    return [(n, p) for n, p in model.named_parameters() if "lora_" in n and marker in n]
+
+
+def _views(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    if not isinstance(model, PeftModel):
+        return canonical_tensors(model)
+    return {name.replace(f".{ADAPTER}.", "."): p.detach() for name, p in _carried(model)}
 
 
 def load_trainable(model: torch.nn.Module, tensors: Mapping[str, torch.Tensor]) -> None:
@@ -63,7 +77,11 @@ def load_trainable(model: torch.nn.Module, tensors: Mapping[str, torch.Tensor]) 
     Raises:
         WeightsMismatchError: names, or shapes, differ (an adapter of another rank, say).
     """
-    own = trainable_tensors(model)
+    with whole([p for _, p in _carried(model)], write=True):
+        _copy_into(_views(model), tensors)
+
+
+def _copy_into(own: Mapping[str, torch.Tensor], tensors: Mapping[str, torch.Tensor]) -> None:
     if set(own) != set(tensors):
         different = sorted(set(own) ^ set(tensors))[:4]
         raise WeightsMismatchError(

@@ -1,7 +1,7 @@
 """Groups to tensors: credit per token, padded micro-batches."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 
 import torch
 
@@ -108,6 +108,16 @@ def rows_of(
     return micro_batches(lengths, max_tokens, packed=packed, multiple_of=ranks)
 
 
+def in_parts(samples: Sequence[Sample], parts: int) -> list[list[Sample]]:
+    """The batch cut into parts of whole groups, one an optimiser step; fewer where it has fewer
+    groups."""
+    order = {name: i for i, name in enumerate({s.scored.rollout.group_id: None for s in samples})}
+    cut: list[list[Sample]] = [[] for _ in range(min(parts, len(order)))]
+    for sample in samples:
+        cut[order[sample.scored.rollout.group_id] % len(cut)].append(sample)
+    return cut
+
+
 def without_credit(groups: Sequence[Group], *, with_values: bool) -> list[Sample]:
     """Samples before any credit is known, for a pass that only scores them."""
     samples = []
@@ -132,6 +142,22 @@ def collate(samples: Sequence[Sample]) -> TrainBatch:
         returns_B_T=_optional(samples, "returns", torch.float32) if with_values else None,
         value_mask_B_T=_optional(samples, "value_mask", torch.bool) if with_values else None,
     )
+
+
+def silent(batch: TrainBatch) -> TrainBatch:
+    """The batch with nothing trained: what a rank without samples of its own computes, so that
+    every rank makes the same calls."""
+    nothing = torch.zeros_like(batch.action_mask_B_T)
+    without_values = batch.value_mask_B_T is None
+    return replace(
+        batch, action_mask_B_T=nothing, value_mask_B_T=None if without_values else nothing
+    )
+
+
+def on_device(batch: TrainBatch, device: torch.device) -> TrainBatch:
+    """The batch with every tensor there."""
+    parts = {f.name: getattr(batch, f.name) for f in fields(batch)}
+    return replace(batch, **{k: v.to(device) for k, v in parts.items() if v is not None})
 
 
 def _sampler_steps(rollout: Rollout) -> list[int]:
