@@ -173,10 +173,12 @@ class Exchange:
         if seat.proven_step is None or seat.lost.done():
             return 0
         config, learner_version = self.config, self.state.learner_version
+        batch, updates = config.batch_size, config.updates_per_batch
         running, waiting = self.running, self.buffer.samples + self.in_training
         lag = learner_version - seat.proven_step
-        allowed = capacity(config.staleness_limit, lag, config.batch_size, running, waiting)
-        still_needed = (config.steps - learner_version) * config.batch_size - running - waiting
+        allowed = capacity(config.staleness_limit, lag, batch, running, waiting, updates)
+        batches_left = -(-(config.steps - learner_version) // updates)
+        still_needed = batches_left * batch - running - waiting
         allowed = min(allowed, self.buffer.room(seat.proven_step, running), still_needed)
         able = sum(s.proven_step is not None and not s.lost.done() for s in self.seats)
         group = config.group_size

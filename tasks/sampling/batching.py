@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from tasks.sampling.answers import checked
-from tasks.sampling.errors import SamplingError
+from tasks.sampling.errors import PromptTooLongError, SamplingError
 from tasks.sampling.types import Completion, GenerateRequest, PolicyVersion, RolloutEngine
 
 T = TypeVar("T")
@@ -56,11 +56,17 @@ class BatchingEngine:
         """Sample one turn with whatever else waits.
 
         Raises:
+            PromptTooLongError: the prompt is empty or too long.
             AnswerRefusedError: the answer cannot be trained on.
             EngineClosedError: the engine closed first.
         """
         if self._closed:
             raise EngineClosedError(f"request {request.request_id}: the engine is closed")
+        if not 1 <= len(request.prompt_ids) <= self.max_length:  # it must not fail its batch
+            raise PromptTooLongError(
+                f"request {request.request_id} has {len(request.prompt_ids)} prompt tokens; "
+                f"expected 1 to {self.max_length} (model.max_length)"
+            )
         if self._next is None:
             self._next = _Batch()
             self._next.sampled = asyncio.create_task(self._sample(self._next))
