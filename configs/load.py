@@ -1,4 +1,4 @@
-"""Defaults < YAML profile < dotted overrides, validated; faults come back all at once, by key.
+"""Defaults < base < preset < YAML profile < dotted overrides, validated; faults come all at once.
 
 Merging is by key and knows the schema: setting `sft.optimiser.lr` keeps the rest of the default
 block, and choosing another `type` of a tagged union leaves the other variant's keys behind and
@@ -25,9 +25,10 @@ from configs.keys import (
     mapping_value,
     nearest_keys,
 )
+from configs.layers import HARDWARE, bases, read_layers
 from configs.problems import MISSING, ConfigError, ConfigProblem, explain
 from configs.schema import PipelineConfig
-from configs.yaml_text import KeyPath, Place, YamlTextError, read_yaml_file, read_yaml_value
+from configs.yaml_text import KeyPath, Place, YamlTextError, read_yaml_value
 
 __all__ = [
     "ConfigError",
@@ -84,8 +85,11 @@ def resolve_config(path_or_profile: str | Path, overrides: Overrides = ()) -> Re
     """
     path = find_profile(path_or_profile)
     merge = _Merge()
-    _add_file(merge, path)
-    _add_overrides(merge, overrides)
+    parsed = _parsed(overrides)
+    chosen = [(value, at.text) for key, value, at in parsed if key == (HARDWARE,)]
+    for layer in read_layers(path, bases() | profiles(), chosen[-1] if chosen else None):
+        merge.add(*layer)
+    _add_overrides(merge, parsed)
     _hand_down_seed(merge)
     try:
         text = json.dumps(merge.data)
@@ -134,29 +138,14 @@ def find_profile(path_or_profile: str | Path) -> Path:
     raise ConfigError([problem])
 
 
-def _add_file(merge: "_Merge", path: Path) -> None:
-    try:
-        value, places = read_yaml_file(path)
-    except YamlTextError as error:
-        origin = f"{path}:{error.line}" if error.line else str(path)
-        raise ConfigError([ConfigProblem("", MISSING, error.message, origin)]) from error
-    except OSError as error:
-        reason = f"cannot be read: {error.strerror or error}"
-        raise ConfigError([ConfigProblem("", str(path), reason)]) from error
-    if not isinstance(value, dict) or not value:
-        what = "is empty" if not value else f"holds a {type(value).__name__}"
-        expected = f"the file {what}; it must hold keys such as `profile: calculator`"
-        raise ConfigError([ConfigProblem("", MISSING, expected, str(path))])
-    merge.add(value, places)
+def _parsed(overrides: Overrides) -> list[tuple[KeyPath, Any, Place]]:
+    if isinstance(overrides, Mapping):
+        return [_mapped(key, value) for key, value in overrides.items()]
+    return _parse_all(overrides)
 
 
-def _add_overrides(merge: "_Merge", overrides: Overrides) -> None:
+def _add_overrides(merge: "_Merge", parsed: Sequence[tuple[KeyPath, Any, Place]]) -> None:
     """Apply overrides, those that choose a variant first; of two for one key the last counts."""
-    parsed = (
-        [_mapped(key, value) for key, value in overrides.items()]
-        if isinstance(overrides, Mapping)
-        else _parse_all(overrides)
-    )
     last: dict[KeyPath, Place] = {}
     for path, value, place in sorted(parsed, key=lambda item: item[0][-1] != TAG):
         if path in last:

@@ -41,6 +41,8 @@ class PipelineConfig(Config):
     """Put before every conversation, in training and on the device alike."""
     tools: tuple[str, ...] = ("calc",)
     """Tools the agent may call; empty means single-turn."""
+    hardware: str | None = None
+    """Which of the profile's presets is taken, such as `4gpu`; None where it has none."""
     requires: Requirements = Requirements()
     data: DataConfig = DataConfig()
     model: Model = ScratchModel()
