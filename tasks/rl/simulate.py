@@ -20,8 +20,7 @@ from tasks.rl.types import Group, ScoredRollout
 from tasks.sampling.types import PolicyVersion, Rollout, StopReason, Turn
 
 MAX_EVENTS_PER_SAMPLE = 10_000
-"""Events without a step, per sample of a batch, before the model says that it goes round in
-circles: with samples filtered faster than a batch can fill, for instance."""
+"""Events without a step, per sample of a batch, before the model says it goes round in circles."""
 
 
 EVERY_STEP = PublishSchedule()
@@ -49,6 +48,7 @@ class Work:
     capacity_batches: int = 5
     order: Literal["freshest", "fifo"] = "freshest"
     fresh_share_floor: float = 0.0
+    updates_per_batch: int = 1
     turns_mean: float = 1.0
     """Turns of one sample; 1.4 = one turn in 60 of a hundred samples, two in the others."""
     tokens: LengthMix = SHORT_ANSWERS
@@ -71,6 +71,7 @@ class Work:
             capacity_batches=rl.buffer.capacity_batches,
             order=rl.buffer.order,
             fresh_share_floor=rl.buffer.fresh_share_floor,
+            updates_per_batch=rl.updates_per_batch,
             turns_mean=float(rl.sampling.max_turns),
             tokens=LengthMix(rl.sampling.max_new_tokens / 2, 0.5, rl.sampling.max_new_tokens),
         )
@@ -83,7 +84,7 @@ class Times:
     decode: DecodeSpeed
     """Of one rollout worker."""
     train_s: float
-    """One optimiser step on a batch."""
+    """One batch, all its optimiser steps."""
     grade_s: float = 0.0
     """One sample."""
     publish_s: float = 0.0
@@ -98,7 +99,7 @@ class Modelled:
 
     wall_s: float
     step_ends_s: tuple[float, ...]
-    """When each optimiser step was done, its publish and checkpoint included."""
+    """When each batch was trained on, its publish and checkpoint included."""
     ages: tuple[int, ...]
     """Of every trained group, in optimiser steps."""
     dropped: int
@@ -113,7 +114,7 @@ class Modelled:
     max_running: int
 
     def samples_per_s(self, batch_size: int, warm_up: int = 0) -> float:
-        """Trained samples a second after the first `warm_up` steps."""
+        """Trained samples a second after the first `warm_up` batches."""
         start_s = self.step_ends_s[warm_up - 1] if warm_up else 0.0
         return batch_size * (len(self.step_ends_s) - warm_up) / (self.step_ends_s[-1] - start_s)
 
@@ -176,7 +177,7 @@ class ModelledLoop:
         """
         self._settle()
         events, seen_at = 0, 0
-        while len(self._ends) < self._work.steps:
+        while self._version < self._work.steps or self._learner_busy:
             event = self._clock.next()
             if event is None:
                 raise DeadlockError(self._who_waits())
@@ -230,9 +231,9 @@ class ModelledLoop:
         work = self._work
         if self._lockstep and self._load[worker]:
             return
-        share = -(-work.batch_size // len(self._load)) // work.group_size * work.group_size
-        free = min(self._free(worker), max(work.group_size, share))
-        groups = free // work.group_size
+        free = self._free(worker)
+        each = -(-(self._running + free) // (len(self._load) * work.group_size)) * work.group_size
+        groups = max(0, min(free, each - self._load[worker])) // work.group_size
         for count in [groups] if self._lockstep and groups else [1] * groups:
             self._start(worker, count)
 
@@ -245,8 +246,11 @@ class ModelledLoop:
         lag = self._version - self._engine_step[worker]
         waiting = self._buffer.samples + self._in_training
         work = self._work
-        allowed = capacity(work.staleness_limit, lag, work.batch_size, self._running, waiting)
-        needed = (work.steps - self._version) * work.batch_size
+        updates = work.updates_per_batch
+        allowed = capacity(
+            work.staleness_limit, lag, work.batch_size, self._running, waiting, updates
+        )
+        needed = -(-(work.steps - self._version) // updates) * work.batch_size
         room = self._buffer.room(self._engine_step[worker], self._running)
         return min(allowed, room, needed - self._running - waiting)
 
@@ -339,7 +343,7 @@ class ModelledLoop:
 
     def _trained(self) -> None:
         self._training = False
-        step = self._version + 1
+        step = min(self._work.steps, self._version + self._work.updates_per_batch)
         if self._interval.due(step):
             self._interval.published(step)
             self._after(self._times.publish_s, lambda: self._step_over(step, published=True))
@@ -352,7 +356,7 @@ class ModelledLoop:
         self._version = step
         self._in_training = 0
         self._changed = True
-        due = step % self._work.checkpoint_every == 0
+        due = step % self._work.checkpoint_every < self._work.updates_per_batch
         self._after(self._times.checkpoint_s if due else 0.0, self._ready)
 
     def _ready(self) -> None:

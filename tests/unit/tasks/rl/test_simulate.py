@@ -44,6 +44,7 @@ def works(draw: st.DrawFn) -> Work:
         capacity_batches=draw(st.integers(1, 5)),
         order=draw(st.sampled_from(["freshest", "fifo"])),
         fresh_share_floor=draw(st.sampled_from([0.0, 0.5, 1.0])),
+        updates_per_batch=draw(st.integers(1, 3)),
         turns_mean=draw(st.sampled_from([1.0, 1.5, 3.0])),
         tokens=LengthMix(draw(st.floats(1, 50)), draw(st.floats(0, 2)), 200),
         tool_latency=draw(st.sampled_from([None, LatencyMix(0.3, 1.0, 10.0)])),
@@ -69,9 +70,10 @@ def test_never_stands_still_and_nothing_trained_is_too_old_or_of_the_future(
     work, times, workers, lockstep, seed
 ):
     modelled = simulate(work, times, workers, lockstep=lockstep, seed=seed)
-    assert len(modelled.step_ends_s) == work.steps
+    batches = -(-work.steps // work.updates_per_batch)
+    assert len(modelled.step_ends_s) == batches
     assert list(modelled.step_ends_s) == sorted(modelled.step_ends_s)
-    assert len(modelled.ages) == work.steps * work.batch_size // work.group_size
+    assert len(modelled.ages) == batches * work.batch_size // work.group_size
     assert min(modelled.ages) >= 0 and max(modelled.ages) <= work.staleness_limit
     assert modelled.max_running <= (work.staleness_limit + 1) * work.batch_size
     if work.staleness_limit == 0:
