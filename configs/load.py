@@ -145,9 +145,10 @@ def _parsed(overrides: Overrides) -> list[tuple[KeyPath, Any, Place]]:
 
 
 def _add_overrides(merge: "_Merge", parsed: Sequence[tuple[KeyPath, Any, Place]]) -> None:
-    """Apply overrides, those that choose a variant first; of two for one key the last counts."""
+    """Apply overrides, those that choose a variant first, outer ones before those within; of two
+    for one key the last counts."""
     last: dict[KeyPath, Place] = {}
-    for path, value, place in sorted(parsed, key=lambda item: item[0][-1] != TAG):
+    for path, value, place in sorted(parsed, key=lambda item: _turn(item[0])):
         if path in last:
             merge.notes.append(f"{place.text} replaces the earlier {last[path].text}")
         last[path] = place
@@ -155,6 +156,11 @@ def _add_overrides(merge: "_Merge", parsed: Sequence[tuple[KeyPath, Any, Place]]
         for name in reversed(path):
             nested = {name: nested}
         merge.add(nested, {path: place})
+
+
+def _turn(path: KeyPath) -> tuple[bool, int]:
+    """Where an override stands in the order they are applied in."""
+    return (path[-1] != TAG, len(path) if path[-1] == TAG else 0)
 
 
 def _hand_down_seed(merge: "_Merge") -> None:

@@ -99,7 +99,7 @@ def token_terms(
     if not isinstance(config, DecoupledPpo):
         log_weight, log_step = raw, log_ratio
     elif config.proximal == "interpolated":
-        share = interpolation(batch, versions)
+        share = interpolation(batch, versions).to(raw.dtype)
         # Not by multiplying alone: 0 × inf is NaN.
         log_weight = torch.where(share == 0, torch.zeros_like(raw), share * raw)
         rest = torch.where(share == 1, torch.zeros_like(raw), (1 - share) * raw)
@@ -122,7 +122,7 @@ def interpolation(batch: TrainBatch, versions: StepVersions | None) -> torch.Ten
         raise MissingVersionsError(_MISSING.format("rl.loss.proximal=interpolated"))
     since_p = versions.proximal - batch.sampler_steps_B_T
     since_now = versions.learner - batch.sampler_steps_B_T
-    share = since_p / since_now.clamp(min=1)
+    share = since_p.double() / since_now.clamp(min=1)
     return torch.where(since_now > 0, share, torch.ones_like(share))
 
 
