@@ -79,8 +79,9 @@ format: install ## let ruff rewrite the files
 lock: ## write requirements.lock anew from what .venv holds
 	@$(BIN)/python .ci/lock.py
 
-docs: ## write docs/configuration.md from the schema
+docs: ## write docs/configuration.md from the schema, and draw the losses
 	@$(BIN)/python .ci/docs.py
+	@$(BIN)/python .ci/loss_curves.py
 
 clean: ## take runs and caches away; .venv stays
 	rm -rf runs .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

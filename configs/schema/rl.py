@@ -158,7 +158,7 @@ class RLConfig(Config):
     batch_size: int = Field(128, ge=1)
     """Samples per batch; a multiple of `group_size`."""
     updates_per_batch: int = Field(1, ge=1)
-    """Optimiser steps on each batch; more than one needs a loss with a proximal policy."""
+    """Optimiser steps a batch is cut into; more than one needs a loss with a proximal policy."""
     group_size: int = Field(8, ge=1)
     staleness_limit: int = Field(2, ge=0)
     """η: no token older than this many optimiser steps is trained on; 0 is synchronous."""
