@@ -4,7 +4,7 @@ import ctypes
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +96,11 @@ def describe(gguf: Path) -> QuantReport:
     )
 
 
+def redescribed(path: Path, like: QuantReport) -> QuantReport:
+    """The report of a file made from the one `like` speaks of, with its notes."""
+    return replace(describe(path), fallbacks=like.fallbacks, uncovered=like.uncovered)
+
+
 def _bits(tensors: Sequence[Any]) -> float:
     weights = sum(int(t.n_elements) for t in tensors)
     return 8.0 * sum(int(t.n_bytes) for t in tensors) / weights if weights else 0.0
@@ -104,8 +109,6 @@ def _bits(tensors: Sequence[Any]) -> float:
 def _with_notes(
     report: QuantReport, fallbacks: tuple[str, ...], matrix: ImatrixFile | None
 ) -> QuantReport:
-    from dataclasses import replace
-
     uncovered: tuple[str, ...] = ()
     if matrix is not None:
         uncovered = tuple(n for n in quantised_tensors(report.path) if n not in matrix.means)

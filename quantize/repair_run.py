@@ -4,14 +4,15 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from configs.schema.quantize import QuantGate, QuantType, RepairConfig
 from quantize.measure import NO_DIFFERENCE, Judged, Yardstick
 from quantize.parity import verdict
-from quantize.quantise import describe, quantise
+from quantize.quantise import describe, quantise, quantised_tensors, redescribed
 from quantize.repair import Limits, Mix, Repair, search
 from quantize.repair_bench import RepairBench, Subject, mix_name
-from quantize.splice import same_tensors
+from quantize.splice import same_tensors, splice
 
 logger = logging.getLogger(__name__)
 
@@ -126,8 +127,16 @@ def _made(
     name = mix_name(subject.quant_type, found.mix)
     out = subject.file.with_name(f"{name}.gguf")
     report = subject.quantise_with(found.mix, out)
+    # rows chosen for the file that is repaired stay chosen
+    splice(out, out, dict.fromkeys(_kept(out, found.mix), subject.file))
+    report = redescribed(out, report)
     judged = judge.passed[frozenset(found.mix.items())]
     if not same_tensors(out, bench.spliced(found.mix)):
         parity = yardstick.parities({name: out})[name]
         return yardstick.judge(report, name, parity, gate)
     return replace(judged, report=report)
+
+
+def _kept(gguf: Path, mix: Mix) -> list[str]:
+    """The quantised tensors that a mix leaves as they were."""
+    return [name for name in quantised_tensors(gguf) if name not in mix]

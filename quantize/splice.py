@@ -6,7 +6,8 @@ bytes that quantising anew with overrides would give.
 """
 
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -36,12 +37,37 @@ def splice(base: Path, out: Path, donors: Mapping[str, Path]) -> None:
         _from_donor(opened[donors[t.name]], t, donors[t.name]) if t.name in donors else t
         for t in reader.tensors
     ]
+    write_like(reader, out, tensors)
+
+
+@dataclass(frozen=True)
+class Replaced:
+    """A tensor whose bytes are new; all else is as it was."""
+
+    name: str
+    shape: Any
+    tensor_type: Any
+    n_bytes: int
+    data: np.ndarray
+
+    @classmethod
+    def of(cls, tensor: Any, data: np.ndarray) -> "Replaced":
+        """`tensor` with other data of the same size."""
+        return cls(tensor.name, tensor.shape, tensor.tensor_type, int(tensor.n_bytes), data)
+
+
+def write_like(reader: Any, out: Path, tensors: Sequence[Any]) -> None:
+    """Write a file with the keys of `reader` and these tensors, which have its names and order.
+
+    Raises:
+        ArtifactWriteError: the disk refused.
+    """
     with replacing(out) as temporary, temporary.open("wb") as file:
         file.write(reader.data[: reader.tensors[0].field.offset].tobytes())
         file.write(_tensor_table(tensors, reader.alignment))
         file.write(bytes(_gap(file.tell(), reader.alignment)))
         for tensor in tensors:
-            file.write(tensor.data.tobytes())
+            file.write(np.ascontiguousarray(tensor.data).tobytes())
             file.write(bytes(_gap(int(tensor.n_bytes), reader.alignment)))
 
 
@@ -66,7 +92,7 @@ def _from_donor(donor: Any, wanted: Any, path: Path) -> Any:
     return found
 
 
-def _tensor_table(tensors: list[Any], alignment: int) -> bytes:
+def _tensor_table(tensors: Sequence[Any], alignment: int) -> bytes:
     """Name, dimensions, type and offset of each tensor, as ggml docs/gguf.md lays them out."""
     parts: list[bytes] = []
     offset = 0

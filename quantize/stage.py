@@ -16,11 +16,13 @@ from quantize.errors import ParityGateError
 from quantize.imatrix import write_imatrix
 from quantize.imatrix_compare import compare_matrices, own_matrix
 from quantize.measure import AnswerGreedily, Judged, Yardstick, answers_of, convert_and_compare
+from quantize.moments import collect_moments
 from quantize.parity import Parity, f16_problem
 from quantize.quantise import QuantReport, quantise
 from quantize.repair_bench import Subject
 from quantize.repair_run import Repaired, next_larger, repair
 from quantize.rollouts import IMATRIX, PARITY, RolloutTokens, read_rollouts, take
+from quantize.row_choice import ROW_WISE, RowChoice, quantise_by_rows
 from quantize.side_by_side import Play, chosen_problems, measure
 from tasks.artifacts.atomic import write_json
 from tasks.artifacts.content_hash import hash_file, hash_json
@@ -85,7 +87,10 @@ def run(
     conversion, f16_parity = convert_and_compare(policy_dir, f16, parity_set, threads)
     _gate_f16(f16_parity, config)
     imatrix = _write_own_matrix(config, policy_dir, imatrix_set, out_dir, steps)
-    reports = _quantise_all(config.types, conversion.path, imatrix, steps, threads)
+    moments = _moments(config, policy_dir, conversion.path, imatrix_set)
+    reports, choices = _quantise_all(
+        config.types, conversion.path, imatrix, moments, steps, threads
+    )
 
     steps.next(f"answer held-out problems with {F16}")
     f16_answers = answers_of(answer_greedily, conversion.path, config.accuracy_problems)
@@ -105,7 +110,10 @@ def run(
         "quant": variants,
         **attributed(answers, snapshot),
         "conversion": _conversion(conversion, out_dir),
-        "imatrix": _described(imatrix, len(imatrix_set), config, matrices),
+        "imatrix": {
+            **_described(imatrix, len(imatrix_set), config, matrices),
+            "row_choice": {name: dataclasses.asdict(choice) for name, choice in choices.items()},
+        },
         "parity_rollouts": len(parity_set),
         "parity_tokens": f16_parity.tokens,
         "accuracy_problems": len(f16_answers),
@@ -206,16 +214,39 @@ def _side_by_side(
     )
 
 
+def _moments(
+    config: QuantizeConfig, policy_dir: Path, f16: Path, rollouts: Sequence[RolloutTokens]
+) -> dict[str, np.ndarray] | None:
+    """What choosing rows goes by; None where the model is too large for it, or no type uses it."""
+    from gguf import GGUFReader
+
+    weights = sum(int(t.n_elements) for t in GGUFReader(f16).tensors)
+    if weights >= config.row_choice_below or not ROW_WISE.intersection(config.types):
+        return None
+    return collect_moments(policy_dir, [r.token_ids for r in rollouts])
+
+
 def _quantise_all(
-    types: Sequence[QuantType], f16: Path, imatrix: Path, steps: _Steps, threads: int
-) -> dict[QuantType, QuantReport]:
-    """Every quantisation, beside the F16 file."""
+    types: Sequence[QuantType],
+    f16: Path,
+    imatrix: Path,
+    moments: Mapping[str, np.ndarray] | None,
+    steps: _Steps,
+    threads: int,
+) -> tuple[dict[QuantType, QuantReport], dict[str, RowChoice]]:
+    """Every quantisation, beside the F16 file; and what was chosen where rows were."""
     reports: dict[QuantType, QuantReport] = {}
+    choices: dict[str, RowChoice] = {}
     for quant_type in types:
         steps.next(f"quantise to {quant_type}")
         out = f16.with_name(f"{quant_type}.gguf")
-        reports[quant_type] = quantise(f16, out, quant_type, imatrix, threads=threads)
-    return reports
+        if moments is not None and quant_type in ROW_WISE:
+            reports[quant_type], choices[quant_type] = quantise_by_rows(
+                f16, out, quant_type, imatrix, moments, threads=threads
+            )
+        else:
+            reports[quant_type] = quantise(f16, out, quant_type, imatrix, threads=threads)
+    return reports, choices
 
 
 def _judge_all(

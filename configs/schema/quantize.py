@@ -56,6 +56,10 @@ class QuantizeConfig(Config):
     imatrix_weights: Literal["all", "assistant", "gradient"] = "all"
     """What a token counts for in the importance matrix: every token alike, only the positions from
     which the policy samples, or by how much it moves the policy's own choices."""
+    row_choice_below: int = Field(200_000_000, ge=0)
+    """Models with fewer weights than this are rounded with several weighings of the importance
+    matrix, and every row keeps the one that harms its output least; takes six times as long, and
+    memory for the square of a row's length. 0 turns it off."""
     imatrix_compare: bool = False
     """Also quantise with a matrix of generic text, and with none where the type allows it, and
     report the difference in KL."""
