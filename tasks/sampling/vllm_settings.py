@@ -82,10 +82,11 @@ def environment(threads: int, start_timeout_s: float) -> Iterator[None]:
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # others work on these cores too
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the CPU build then leaves one process at one
         "VLLM_ENGINE_READY_TIMEOUT_S": str(math.ceil(start_timeout_s)),
+        "VLLM_LOGGING_STREAM": "ext://sys.stderr",
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
     }
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # its warnings are about settings of ours
     try:
         yield
     finally:

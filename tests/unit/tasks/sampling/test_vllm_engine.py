@@ -363,7 +363,7 @@ def test_vllm_ends_with_whoever_started_it(snapshot, tmp_path):
         env=os.environ | {"PYTHONPATH": os.getcwd()},
     )  # fmt: skip
     try:
-        assert starter.stdout.readline() == "up\n"
+        assert starter.stdout.readline() == "up\n"  # nothing else: vLLM logs to standard error
         cores = [p for p in psutil.Process(starter.pid).children() if p.num_threads() > 2]
         assert cores
     finally:
