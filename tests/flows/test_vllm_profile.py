@@ -1,4 +1,4 @@
-"""`configs/calculator_vllm.yaml` as a user runs it: SFT, RL sampled by vLLM over Ray, evaluation."""
+"""`configs/calculator_vllm.yaml` as a user runs it: SFT, RL on vLLM over Ray, evaluation."""
 
 import json
 import os
@@ -26,7 +26,7 @@ def test_the_vllm_profile_runs_from_sft_to_evaluation(tmp_path):
         cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, text=True,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    (rl,) = (runs / "store" / "rl").iterdir()
+    (rl,) = (p for p in (runs / "store" / "rl").iterdir() if p.is_dir())
     summary = json.loads((rl / "summary.json").read_text())
     config = load_config("calculator_vllm")
     assert summary["steps"] == config.rl.steps
