@@ -4,7 +4,7 @@ SFT teaches it a right and a wrong way through each task, mostly the wrong one, 
 something to find within a minute:
 
 - `multi`: calculator problems of one operation, through the tool (right) or at once (mostly wrong);
-- `single`: "count 214 by 3", seven terms upwards (right) or downwards (wrong): 28 tokens, one turn.
+- `single`: "count 214 by 2", seven terms upwards (right) or downwards (wrong): 28 tokens, one turn.
 """
 
 import random
@@ -30,15 +30,17 @@ from tasks.models.load import hash_model
 from tasks.sft import stage as sft_stage
 
 CACHE = Path(".cache/bench")
-TRAIN_ROWS, HELDOUT_ROWS = 2048, 512
+TRAIN_ROWS, HELDOUT_ROWS = 1024, 512
+SHOWN = 8
+"""Demonstrations of each row."""
 RIGHT_SHARE = 0.3
 """Of the demonstrations of each task, those that show the way that pays."""
-ANSWERS = 2
+ANSWERS = 4
 """Demonstrations of each calculator row that begin after the tool has answered: copying its result
 limits the agent, and these do not teach when to call."""
 TERMS = 7
 SFT: dict[str, Any] = {
-    "steps": 520,
+    "steps": 400,
     "batch_size": 48,
     "trainable": {"type": "full"},
     "optimiser": {"lr": 2.0e-3, "warmup_steps": 20, "decay": "linear"},
@@ -97,18 +99,23 @@ def _make(root: Path) -> None:
 
 
 def calculator_rows() -> list[Row]:
-    """Distinct problems of one operation on two numbers of two digits."""
+    """Distinct problems of one operation on numbers of two digits, results of three at most.
+
+    A longer result is hard to copy for a model this small, and would cap what both sides reach.
+    """
     rng = random.Random("calculator rows")
-    wanted = TRAIN_ROWS + HELDOUT_ROWS
-    asked: dict[str, None] = {}
-    while len(asked) < wanted:
-        asked[f"{rng.randint(10, 99)}{rng.choice('+-*')}{rng.randint(10, 99)}"] = None
-    return [problem(expression, "easy") for expression in asked]
+    asked: dict[str, Row] = {}
+    while len(asked) < TRAIN_ROWS + HELDOUT_ROWS:
+        expression = f"{rng.randint(10, 99)}{rng.choice('+-*')}{rng.randint(10, 99)}"
+        row = problem(expression, "easy")
+        if abs(int(row.answer)) < 1000:
+            asked[expression] = row
+    return list(asked.values())
 
 
 def counting_rows() -> list[Row]:
     """Distinct counting problems; the answer is the last of `TERMS` terms upwards."""
-    every = [(start, by) for start in range(100, 900) for by in range(1, 6)]
+    every = [(start, by) for start in range(100, 900) for by in (1, 2)]
     chosen = random.Random("counting rows").sample(every, TRAIN_ROWS + HELDOUT_ROWS)
     return [
         Row(
@@ -130,10 +137,10 @@ def counting_messages(row: Row, sign: int) -> list[Message]:
 
 
 def demonstrations(task: str, rows: Sequence[Row]) -> list[Demonstration]:
-    """Four conversations about every row, `RIGHT_SHARE` of them the right way; and answers."""
+    """`SHOWN` conversations about every row, `RIGHT_SHARE` of them the right way; and answers."""
     rng = random.Random(f"demonstrations {task}")
     shown = []
-    for index in range(4):
+    for index in range(SHOWN):
         for row in rows:
             right = rng.random() < RIGHT_SHARE
             if task == "multi":
