@@ -7,7 +7,7 @@ from pydantic import Field, model_validator
 from configs.schema.base import Config
 from configs.schema.rl_credit import Credit, GrpoCredit
 from configs.schema.rl_engines import Engine, TransformersEngineConfig, VllmEngineConfig
-from configs.schema.rl_losses import Loss, PpoClip, takes_several_steps
+from configs.schema.rl_losses import Loss, PpoClip, WeightAlarmConfig, takes_several_steps
 from configs.schema.rl_runtimes import InlineRuntime, RayRuntime, Runtime
 from configs.schema.rl_tools import ToolSettings
 from configs.schema.training import DeepSpeedSettings, Lora, PolicyOptimiser, Trainable
@@ -171,6 +171,7 @@ class RLConfig(Config):
     deepspeed: DeepSpeedSettings = DeepSpeedSettings()
     credit: Credit = GrpoCredit()
     loss: Loss = PpoClip()
+    weight_alarm: WeightAlarmConfig = WeightAlarmConfig()
     kl: KlConfig = KlConfig()
     sampling: RolloutSampling = RolloutSampling()
     play_timeout_s: float = Field(600.0, gt=0)

@@ -93,7 +93,7 @@ class PpoWidening(PpoBounds):
 
 
 class TruncatedWeights(Config):
-    """Importance weights cut off at `cap`: biased a little, bounded variance (arXiv 2505.24298)."""
+    """Importance weights cut off at `cap`: some bias for bounded variance (arXiv 1802.01561)."""
 
     type: Literal["tis"] = "tis"
     level: Literal["token", "sequence"] = "token"
@@ -137,7 +137,7 @@ class DecoupledPpo(PpoBounds):
 
 
 class Tis(TruncatedWeights, PolicyLoss):
-    """Policy gradient weighted by sg(min(π_θ/μ, cap)); no clip (arXiv 2505.24298)."""
+    """Policy gradient weighted by sg(min(π_θ/μ, cap)); no clip (arXiv 1802.01561)."""
 
     type: Literal["tis"] = "tis"
 
@@ -173,6 +173,20 @@ Loss = Annotated[
     PpoClip | PpoSymmetric | PpoWidening | DecoupledPpo | Cispo | Gspo | IcePop | Tis,
     Field(discriminator="type"),
 ]
+
+
+class WeightAlarmConfig(Config):
+    """What to do about large importance weights π_θ/μ, whatever the loss."""
+
+    threshold: float = Field(10.0, gt=1)
+    """A token's weight above this alarms."""
+    cooldown_steps: int = Field(10, ge=1)
+    """Optimiser steps between two alarms, so that a remedy can act."""
+    act: bool = False
+    """Apply the remedies, in order: publish twice as often, let samples wait one step less, halve
+    the loss's bounds. false only names them."""
+    budget: int = Field(2, ge=1)
+    """How often each remedy may be applied in a run."""
 
 
 def takes_several_steps(loss: Loss) -> bool:

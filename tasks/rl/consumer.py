@@ -66,7 +66,7 @@ class Consumer:
             report = await self._train(groups)
             metrics = self._account(groups, report)
         over = report.learner_version >= self._config.steps
-        if state.interval.due(report.learner_version) or over:
+        if state.interval.due(report.learner_version, state.alarm.publish_divisor) or over:
             with clock.state(SlotState.SYNC):
                 await self.publish()
         state.learner_version = report.learner_version
@@ -90,7 +90,8 @@ class Consumer:
             share = fresh / self._config.batch_size
             scale = fresh_lr_scale(share, self._config.buffer.fresh_share_floor)
         with state.meter.overlap.working("train"), exchange.watchdog.waiting(LEARNER, "a step"):
-            return await self._runtime.train(groups, state.kl_coefficient, scale)
+            tightness = state.alarm.tightness
+            return await self._runtime.train(groups, state.kl_coefficient, scale, tightness)
 
     # -- the next batch -------------------------------------------------------------------------
 
@@ -195,11 +196,12 @@ class Consumer:
         advice = self._state.alarm.observe(step, metrics.get("weight_max", 1.0))
         if advice:
             logger.warning(
-                "step %d: largest importance weight %.1f is above %.0f; remedy: %s",
+                "step %d: largest importance weight %.1f is above %.0f; remedy: %s (%s)",
                 step,
                 advice.largest_weight,
                 advice.threshold,
                 advice.remedy.value,
+                "applied" if advice.applied else "only said: see rl.weight_alarm",
             )
 
     async def publish(self) -> None:

@@ -11,7 +11,7 @@ from enum import Enum
 from typing import Any
 
 from configs.schema.rl import AdaptiveKl, Anneal, PublishSchedule
-from configs.schema.rl_losses import ClipWidening, Loss
+from configs.schema.rl_losses import ClipWidening, Loss, WeightAlarmConfig
 from tasks.rl.losses import scaled
 
 
@@ -43,9 +43,9 @@ class PublishInterval:
         """N at this step, a whole number between `start` and `end`."""
         return round(linear_anneal(self._schedule, step))
 
-    def due(self, step: int) -> bool:
-        """True = N or more optimiser steps lie between the last publish and `step`."""
-        return step - self._last_published >= self.interval(step)
+    def due(self, step: int, divisor: int = 1) -> bool:
+        """True = N / `divisor` or more optimiser steps lie between the last publish and `step`."""
+        return step - self._last_published >= max(1, self.interval(step) // divisor)
 
     def published(self, step: int) -> None:
         """Note that the weights after `step` optimiser steps are out."""
@@ -133,44 +133,66 @@ class Remedy(str, Enum):
 
 @dataclass(frozen=True)
 class WeightAdvice:
-    """One alarm: at `step` the largest weight was `largest_weight`; try `remedy`."""
+    """One alarm: at `step` the largest weight was `largest_weight`; `remedy` helps."""
 
     step: int
     largest_weight: float
     threshold: float
     remedy: Remedy
+    applied: bool
+    """Whether the run does so from here on; else it is only said."""
 
 
 class WeightAlarm:
-    """Alarms when the largest importance weight π_θ/μ passes a threshold, and advises.
+    """Alarms when the largest importance weight π_θ/μ passes a threshold; advises, or acts.
 
     Each alarm names the next remedy in order, the last one again and again; a cooldown between two
     alarms lets a remedy act. After two cooldowns without a large weight the order starts anew.
-    A weight of NaN is the non-finite guard's business, not this one's.
+    Whoever controls the thing a remedy is about reads it here: `publish_divisor`, `waits_less`,
+    `tightness`. A weight of NaN is the non-finite guard's business, not this one's.
     """
 
-    def __init__(self, threshold: float = 10.0, cooldown_steps: int = 10) -> None:
-        self._threshold = threshold
-        self._cooldown_steps = cooldown_steps
+    def __init__(self, config: WeightAlarmConfig) -> None:
+        self._config = config
         self._next_remedy = 0
         self._last_alarm: int | None = None
         self._last_large: int | None = None
+        self._applied = dict.fromkeys(Remedy, 0)
+
+    @property
+    def publish_divisor(self) -> int:
+        """The publish interval is divided by this."""
+        return int(2 ** self._applied[Remedy.PUBLISH_MORE_OFTEN])
+
+    @property
+    def tightness(self) -> float:
+        """The bounds of the loss are multiplied by this."""
+        return float(0.5 ** self._applied[Remedy.TIGHTER_CLIP])
+
+    def admission_limit(self, staleness_limit: int, publish_lag_steps: int) -> int:
+        """η as admission sees it: a step less for each smaller buffer, but never below the lag of
+        the published policy, where not one batch could be admitted and the run would stand."""
+        smaller = staleness_limit - self._applied[Remedy.SMALLER_BUFFER]
+        return max(smaller, min(publish_lag_steps, staleness_limit))
 
     def observe(self, step: int, largest_weight: float) -> WeightAdvice | None:
         """Take the largest weight of a step; return advice, or None where all is well."""
-        if not largest_weight > self._threshold:
+        config = self._config
+        if not largest_weight > config.threshold:
             return None
-        cooldown = self._cooldown_steps
+        cooldown = config.cooldown_steps
         if self._last_large is not None and step - self._last_large > 2 * cooldown:
             self._next_remedy = 0
         self._last_large = step
         if self._last_alarm is not None and step - self._last_alarm < cooldown:
             return None
         remedies = list(Remedy)
-        advice = WeightAdvice(step, largest_weight, self._threshold, remedies[self._next_remedy])
+        remedy = remedies[self._next_remedy]
+        applied = config.act and self._applied[remedy] < config.budget
+        self._applied[remedy] += applied
         self._next_remedy = min(self._next_remedy + 1, len(remedies) - 1)
         self._last_alarm = step
-        return advice
+        return WeightAdvice(step, largest_weight, config.threshold, remedy, applied)
 
     def state_dict(self) -> dict[str, Any]:
         """JSON-able state."""
@@ -178,6 +200,7 @@ class WeightAlarm:
             "next_remedy": self._next_remedy,
             "last_alarm": self._last_alarm,
             "last_large": self._last_large,
+            "applied": {remedy.value: count for remedy, count in self._applied.items()},
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
@@ -185,3 +208,4 @@ class WeightAlarm:
         self._next_remedy = int(state["next_remedy"])
         self._last_alarm = state["last_alarm"]
         self._last_large = state["last_large"]
+        self._applied = {remedy: int(state["applied"][remedy.value]) for remedy in Remedy}

@@ -176,7 +176,8 @@ class Exchange:
         batch, updates = config.batch_size, config.updates_per_batch
         running, waiting = self.running, self.buffer.samples + self.in_training
         lag = learner_version - seat.proven_step
-        allowed = capacity(config.staleness_limit, lag, batch, running, waiting, updates)
+        limit = self.state.alarm.admission_limit(config.staleness_limit, lag)
+        allowed = capacity(limit, lag, batch, running, waiting, updates)
         batches_left = -(-(config.steps - learner_version) // updates)
         still_needed = batches_left * batch - running - waiting
         allowed = min(allowed, self.buffer.room(seat.proven_step, running), still_needed)

@@ -10,6 +10,7 @@ from safetensors.torch import load_file, save
 
 from configs.schema import PipelineConfig
 from configs.schema.rl_credit import TurnGaeCredit
+from configs.schema.rl_losses import Loss
 from configs.schema.training import FullWeights
 from tasks.artifacts.atomic import write_atomic
 from tasks.artifacts.content_hash import hash_tensors
@@ -121,11 +122,15 @@ class Learner:
     # -- training -------------------------------------------------------------------------------
 
     def train(
-        self, groups: Sequence[Group], kl_coefficient: float, lr_scale: float = 1.0
+        self,
+        groups: Sequence[Group],
+        kl_coefficient: float,
+        lr_scale: float = 1.0,
+        tightness: float = 1.0,
     ) -> StepReport:
         """Train on a batch of groups: `rl.updates_per_batch` optimiser steps, each on its part.
 
-        `lr_scale` multiplies the scheduled learning rate.
+        `lr_scale` multiplies the scheduled learning rate, `tightness` the bounds of the loss.
 
         Raises:
             NonFiniteStepError: too many steps in a row had a non-finite gradient.
@@ -140,7 +145,7 @@ class Learner:
         ]
         proximal = self._proximal([share for _, share in parts])
         updates = [
-            self._update(part, share, scores, first_version, kl_coefficient, lr_scale)
+            self._update(part, share, scores, first_version, kl_coefficient, lr_scale, tightness)
             for (part, share), scores in zip(parts, proximal, strict=True)
         ]
         metrics = batch_metrics(updates, samples)
@@ -196,13 +201,15 @@ class Learner:
         first_version: int,
         kl_coefficient: float,
         lr_scale: float,
+        tightness: float,
     ) -> Update:
         """Take one optimiser step."""
         denominators = self._denominators([batch for own, batch in share if own])
         versions = StepVersions(first_version, self.learner_version)
+        loss = loss_at(self._config.loss, self.learner_version, tightness)
         sums = over_ranks(
             [
-                self._accumulate(batch, scores, denominators, versions, kl_coefficient)
+                self._accumulate(batch, scores, loss, denominators, versions, kl_coefficient)
                 for (_, batch), scores in zip(share, proximal, strict=True)
             ]
         )
@@ -224,6 +231,7 @@ class Learner:
         self,
         batch: TrainBatch,
         proximal: torch.Tensor | None,
+        config: Loss,
         denominators: tuple[float, float],
         versions: StepVersions,
         kl_coefficient: float,
@@ -232,11 +240,10 @@ class Learner:
         reference = self.reference_logprobs(batch)
         scores = self._engine.forward(*_inputs(batch))
         assert isinstance(scores, PolicyScores)
-        loss_now = loss_at(self._config.loss, self.learner_version)
         policy = policy_loss(
-            scores.logprobs_B_T, batch, loss_now, denominators[0], proximal, versions=versions
+            scores.logprobs_B_T, batch, config, denominators[0], proximal, versions=versions
         )
-        kl = kl_loss(scores.logprobs_B_T, reference, batch, denominators[0], loss_now.aggregation)
+        kl = kl_loss(scores.logprobs_B_T, reference, batch, denominators[0], config.aggregation)
         loss, metrics = policy.loss, policy.metrics | kl.metrics
         if self._config.kl.placement == "loss" and kl_coefficient:
             loss = loss + kl_coefficient * kl.loss

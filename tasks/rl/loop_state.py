@@ -25,7 +25,7 @@ class LoopState:
         )
         self._fixed_kl_coefficient = config.kl.coefficient
         self.sentinel = RewardSentinel(config.sentinel)
-        self.alarm = WeightAlarm()
+        self.alarm = WeightAlarm(config.weight_alarm)
         self.meter = CycleMeter()
         self.ledger = CostLedger(slots, usd_per_device_hour=0.0)
         self.attempt = 0

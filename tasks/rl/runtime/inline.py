@@ -61,11 +61,15 @@ class InlineRuntimeDriver:
         self._started.append(RolloutWorker(config, snapshot, rows))
 
     async def train(
-        self, groups: Sequence[Group], kl_coefficient: float, lr_scale: float = 1.0
+        self,
+        groups: Sequence[Group],
+        kl_coefficient: float,
+        lr_scale: float = 1.0,
+        tightness: float = 1.0,
     ) -> StepReport:
         """Train on one batch."""
         async with self._worker.resting():
-            return self._learner.train(groups, kl_coefficient, lr_scale)
+            return self._learner.train(groups, kl_coefficient, lr_scale, tightness)
 
     async def publish(self, root: Path, attempt: int) -> Receipt:
         """Write weights."""

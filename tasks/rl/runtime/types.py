@@ -58,9 +58,14 @@ class Runtime(Protocol):
         ...
 
     async def train(
-        self, groups: Sequence[Group], kl_coefficient: float, lr_scale: float = 1.0
+        self,
+        groups: Sequence[Group],
+        kl_coefficient: float,
+        lr_scale: float = 1.0,
+        tightness: float = 1.0,
     ) -> StepReport:
-        """Train on one batch, with the learning rate of each optimiser step times `lr_scale`."""
+        """Train on one batch, with the learning rate of each optimiser step times `lr_scale` and
+        the bounds of the loss times `tightness`."""
         ...
 
     async def publish(self, root: Path, attempt: int) -> Receipt:

@@ -138,7 +138,7 @@ class SleepyRuntime:
         self.engine[worker], self.proven[worker], self.alive[worker] = None, -1, True
         self.revived += 1
 
-    async def train(self, groups, kl_coefficient, lr_scale=1.0) -> StepReport:
+    async def train(self, groups, kl_coefficient, lr_scale=1.0, tightness=1.0) -> StepReport:
         self.lr_scales.append(lr_scale)
         newest = max(g.newest_step for g in groups)
         assert newest <= self.ever_proven, "trained on samples of weights nobody has proven"

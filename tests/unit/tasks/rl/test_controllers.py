@@ -6,6 +6,7 @@ import math
 import pytest
 
 from configs.schema.rl import AdaptiveKl, Anneal, PublishSchedule
+from configs.schema.rl_losses import WeightAlarmConfig
 from tasks.rl.controllers import (
     AdaptiveKlController,
     PublishInterval,
@@ -15,6 +16,10 @@ from tasks.rl.controllers import (
 )
 
 STEADY = AdaptiveKl(target_start=0.1, target_end=0.1, band=0.5, horizon=10, over_steps=100)
+
+
+def alarm_of(**settings) -> WeightAlarm:
+    return WeightAlarm(WeightAlarmConfig(**settings))
 
 
 def reloaded(controller, fresh):
@@ -131,7 +136,7 @@ def test_kl_controller_survives_a_resume_to_the_bit():
 
 
 def test_weight_alarm_gives_the_remedies_in_order_with_a_cooldown():
-    alarm = WeightAlarm(threshold=10, cooldown_steps=2)
+    alarm = alarm_of(threshold=10, cooldown_steps=2)
     weights = [10.0, 10.1, 50.0, 11.0, 12.0, 13.0, 14.0, 15.0, 16.0]
     advice = [alarm.observe(step, weight) for step, weight in enumerate(weights)]
     # 10.0 does not pass 10. Alarms at 1, 3, 5, 7: two steps apart.
@@ -143,10 +148,13 @@ def test_weight_alarm_gives_the_remedies_in_order_with_a_cooldown():
         Remedy.TIGHTER_CLIP,
     ]
     assert advice[1].largest_weight == 10.1
+    # Only said: nothing has changed.
+    assert not any(a.applied for a in advice if a)
+    assert (alarm.publish_divisor, alarm.admission_limit(4, 0), alarm.tightness) == (1, 4, 1.0)
 
 
 def test_weight_alarm_starts_anew_after_two_quiet_cooldowns():
-    alarm = WeightAlarm(cooldown_steps=5)
+    alarm = alarm_of(cooldown_steps=5)
     assert alarm.observe(0, 20.0).remedy is Remedy.PUBLISH_MORE_OFTEN
     assert alarm.observe(10, 20.0).remedy is Remedy.SMALLER_BUFFER
     assert alarm.observe(21, 20.0).remedy is Remedy.PUBLISH_MORE_OFTEN
@@ -154,12 +162,52 @@ def test_weight_alarm_starts_anew_after_two_quiet_cooldowns():
 
 @pytest.mark.parametrize("weight", [math.nan, 0.0, 1.0, 10.0])
 def test_weight_alarm_is_silent_at_or_below_the_threshold(weight):
-    assert WeightAlarm().observe(0, weight) is None
+    assert alarm_of().observe(0, weight) is None
 
 
 def test_weight_alarm_survives_a_resume():
-    alarm = WeightAlarm(cooldown_steps=3)
+    alarm = alarm_of(cooldown_steps=3)
     alarm.observe(0, math.inf)
-    again = reloaded(alarm, WeightAlarm(cooldown_steps=3))
+    again = reloaded(alarm, alarm_of(cooldown_steps=3))
     assert again.observe(2, 99.0) is None
     assert again.observe(3, 99.0).remedy is Remedy.SMALLER_BUFFER
+
+
+def test_weight_alarm_that_acts_applies_each_remedy_within_its_budget():
+    alarm = alarm_of(cooldown_steps=1, act=True, budget=2)
+    seen = []
+    for step in range(6):
+        advice = alarm.observe(step, 99.0)
+        settings = (alarm.publish_divisor, alarm.admission_limit(4, 0), alarm.tightness)
+        seen.append((advice.applied, *settings))
+    assert seen == [
+        (True, 2, 4, 1.0),
+        (True, 2, 3, 1.0),
+        (True, 2, 3, 0.5),
+        (True, 2, 3, 0.25),
+        (False, 2, 3, 0.25),  # the last remedy's budget is used up: from here on only said
+        (False, 2, 3, 0.25),
+    ]
+    again = reloaded(alarm, alarm_of(cooldown_steps=1, act=True, budget=2))
+    assert (again.publish_divisor, again.admission_limit(4, 0), again.tightness) == (2, 3, 0.25)
+    # A new spell, after more than two quiet cooldowns, starts with the first remedy once more.
+    assert again.observe(9, 99.0).remedy is Remedy.PUBLISH_MORE_OFTEN
+    assert again.publish_divisor == 4
+
+
+def test_a_smaller_buffer_never_starves_the_run():
+    # η 2, cut by 2: admission sees 0; with a policy published 2 steps ago it must still see 2, or
+    # ⌊(0 − 2)/1⌋ + 1 < 1 batches could be admitted and nobody would ever publish again. A policy
+    # older than η admits nothing, as without the alarm.
+    alarm = alarm_of(cooldown_steps=1, act=True, budget=2)
+    for step in (0, 1, 5, 6):  # two spells: each ends with the second remedy
+        alarm.observe(step, 99.0)
+    assert [alarm.admission_limit(2, lag) for lag in (0, 1, 2, 3)] == [0, 1, 2, 2]
+    assert alarm.admission_limit(0, 0) == 0
+
+
+def test_publish_interval_is_divided_by_a_remedy_and_never_below_one():
+    publish = PublishInterval(PublishSchedule(start=3, end=3))
+    publish.published(4)
+    assert [publish.due(5, divisor) for divisor in (1, 2, 4)] == [False, True, True]
+    assert not publish.due(4, 4)

@@ -238,10 +238,10 @@ def test_killed_and_resumed_no_prompt_is_trained_on_twice_and_none_is_lost(run_o
         runtime = SleepyRuntime(limit, workers, pace)
         train = runtime.train
 
-        async def dying(groups, kl, scale, train=train, runtime=runtime, kill_at=kill_at):
+        async def dying(*arguments, train=train, runtime=runtime, kill_at=kill_at):
             if runtime.learner_version == kill_at:
                 raise Killed
-            return await train(groups, kl, scale)
+            return await train(*arguments)
 
         runtime.train = dying
         run = run_of(runtime, resume=True, checkpoint_every=2)
