@@ -7,8 +7,10 @@ import pickle
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from configs.schema.rl_credit import DrGrpoCredit, GrpoCredit
+from configs.schema.rl_credit import DrGrpoCredit, GrpoCredit, RlooCredit
 from tasks.rl.credit import (
     NonFiniteRewardError,
     TurnShapeError,
@@ -22,7 +24,7 @@ from tasks.rl.credit import (
 )
 from tasks.sampling.types import PolicyVersion, StopReason, Turn
 
-GRPO, DR_GRPO = GrpoCredit(eps=1e-6), DrGrpoCredit()
+GRPO, DR_GRPO, RLOO = GrpoCredit(eps=1e-6), DrGrpoCredit(), RlooCredit()
 
 
 def test_a02_low_variance_groups_keep_their_scale():
@@ -37,7 +39,7 @@ def test_a02_float32_rewards_differ_only_by_their_own_rounding():
     assert group_credit(group, GRPO) == pytest.approx([-0.6196, 0.6196], abs=5e-5)
 
 
-@pytest.mark.parametrize("credit", [GRPO, DR_GRPO, GrpoCredit(eps=1e-300)])
+@pytest.mark.parametrize("credit", [GRPO, DR_GRPO, RLOO, GrpoCredit(eps=1e-300)])
 @pytest.mark.parametrize("reward", [0.0, 1.0, 0.1, 1e6, -1e6, 1e-300, 1e300])
 @pytest.mark.parametrize("size", [1, 2, 3, 7])
 def test_a02_equal_rewards_give_exactly_zero(credit, reward, size):
@@ -70,13 +72,18 @@ def test_a04_dr_grpo_over_scored_members_only():
     assert group_credit([1, 0, None, 1], DR_GRPO) == pytest.approx([1 / 3, -2 / 3, 0, 1 / 3])
 
 
-@pytest.mark.parametrize("credit", [GRPO, DR_GRPO])
+def test_a04_rloo_over_scored_members_only():
+    # others of 1: (0 + 1)/2; of 0: (1 + 1)/2.
+    assert group_credit([1, 0, None, 1], RLOO) == pytest.approx([0.5, -1.0, 0, 0.5])
+
+
+@pytest.mark.parametrize("credit", [GRPO, DR_GRPO, RLOO])
 @pytest.mark.parametrize("rewards", [[], [None] * 4, [1.0], [None, 1.0, None], [0.3, None]])
 def test_a04_fewer_than_two_scored_is_zero(credit, rewards):
     assert group_credit(rewards, credit) == [0.0] * len(rewards)
 
 
-@pytest.mark.parametrize("credit", [GRPO, DR_GRPO])
+@pytest.mark.parametrize("credit", [GRPO, DR_GRPO, RLOO])
 @pytest.mark.parametrize("bad", [math.inf, -math.inf, math.nan])
 @pytest.mark.parametrize("others", [[1.0, 0.0, 1.0], [None], []])
 def test_a04_non_finite_reward_is_refused_with_its_row(credit, bad, others):
@@ -177,6 +184,20 @@ def test_return_to_go_loo_leaves_unscored_samples_out():
         return_to_go_loo([[1.0], [0.0, math.inf]], 0.9, row_id="row-3")
 
 
+@pytest.mark.parametrize("reward", [0.1, 1 / 3, 1e6 + 0.1])
+@pytest.mark.parametrize("size", [2, 4, 7])
+def test_a02_equal_returns_leave_exactly_nothing(reward, size):
+    # The mean of three 0.1 is not 0.1 in floating point.
+    assert return_to_go_loo([[reward]] * size, 0.9) == [[0.0]] * size
+    assert return_to_go_loo([[0.0, reward]] * size, 0.9) == [[0.0, 0.0]] * size
+
+
+def test_a04_one_scored_sample_has_no_baseline_in_any_turn():
+    assert return_to_go_loo([[1.0, 2.0], None], 0.9) == [[0.0, 0.0], []]
+    assert return_to_go_loo([[1.0]], 0.9) == [[0.0]]
+    assert return_to_go_loo([], 0.9) == []
+
+
 def test_normalise_advantages_counts_each_turn_once():
     # 1, 2, 3: mean 2, sample std 1 → −1, 0, 1 (eps 1e-6 moves the sixth digit)
     [[first], rest] = normalise_advantages([[1.0], [2.0, 3.0]])
@@ -184,6 +205,87 @@ def test_normalise_advantages_counts_each_turn_once():
     assert normalise_advantages([[0.1], [0.1, 0.1], []]) == [[0.0], [0.0, 0.0], []]
     assert normalise_advantages([]) == []
     assert normalise_advantages([[5.0]]) == [[0.0]]
+
+
+# --- what must hold for any rewards ---
+
+rewards_of_a_group = st.lists(st.none() | st.floats(-1e6, 1e6, width=32), max_size=9)
+every_credit = pytest.mark.parametrize("credit", [GRPO, DR_GRPO, RLOO, "return_to_go"])
+
+
+def credited(rewards, credit) -> list[float]:
+    """One advantage a sample under any credit that compares a group."""
+    if credit != "return_to_go":
+        return group_credit(rewards, credit)
+    turns = return_to_go_loo([None if r is None else [r] for r in rewards], 1.0)
+    return [advantages[0] if advantages else 0.0 for advantages in turns]
+
+
+def close(one, other, rewards) -> bool:
+    size = max((abs(r) for r in rewards if r is not None), default=0.0)
+    return one == pytest.approx(other, rel=1e-6, abs=1e-9 * (1 + size))
+
+
+@every_credit
+@settings(max_examples=60, deadline=None)
+@given(rewards=rewards_of_a_group)
+def test_a04_the_unscored_have_no_part_in_anything(credit, rewards):
+    found = credited(rewards, credit)
+    scored = [r for r in rewards if r is not None]
+    assert len(found) == len(rewards)
+    assert all(a == 0.0 for a, r in zip(found, rewards, strict=True) if r is None)
+    assert [a for a, r in zip(found, rewards, strict=True) if r is not None] == credited(
+        scored, credit
+    )
+    assert all(math.isfinite(a) for a in found)
+    if len(scored) < 2 or min(scored) == max(scored):
+        assert found == [0.0] * len(rewards)
+
+
+@every_credit
+@settings(max_examples=60, deadline=None)
+@given(rewards=rewards_of_a_group, seed=st.randoms(use_true_random=False))
+def test_credit_is_fair_and_the_order_does_not_matter(credit, rewards, seed):
+    found = credited(rewards, credit)
+    assert close(math.fsum(found), 0.0, rewards)
+    order = list(range(len(rewards)))
+    seed.shuffle(order)
+    shuffled = credited([rewards[i] for i in order], credit)
+    assert close(shuffled, [found[i] for i in order], rewards)
+    for i, one in enumerate(rewards):
+        for j, other in enumerate(rewards):
+            if one is not None and other is not None and one > other:
+                assert found[i] >= found[j] - 1e-9 * (1 + abs(one))
+
+
+@settings(max_examples=60, deadline=None)
+@given(rewards=rewards_of_a_group)
+def test_rloo_is_dr_grpo_stretched_and_return_to_go_of_one_turn(rewards):
+    scored = sum(r is not None for r in rewards)
+    stretched = [a * scored / max(1, scored - 1) for a in group_credit(rewards, DR_GRPO)]
+    assert close(group_credit(rewards, RLOO), stretched, rewards)
+    assert close(credited(rewards, "return_to_go"), group_credit(rewards, RLOO), rewards)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    low=st.floats(-100, 100, width=32),
+    gap_exponent=st.integers(-9, 3),
+    wins=st.integers(1, 5),
+    losses=st.integers(1, 5),
+)
+def test_a02_small_gaps_keep_their_scale(low, gap_exponent, wins, losses):
+    # Two values, gap d: mean-centred d·losses/n and −d·wins/n, over s + eps with
+    # s = d √(wins·losses/(n (n − 1))); whatever d is, no variance is floored away.
+    gap, n = 10.0**gap_exponent, wins + losses
+    high = low + gap
+    gap = high - low  # as floating point holds it
+    if gap == 0:
+        return
+    std = gap * math.sqrt(wins * losses / (n * (n - 1)))
+    found = group_credit([high] * wins + [low] * losses, GRPO)
+    assert found[0] == pytest.approx(gap * losses / n / (std + 1e-6), rel=1e-3)
+    assert found[-1] == pytest.approx(-gap * wins / n / (std + 1e-6), rel=1e-3)
 
 
 # --- A toy MDP small enough to sum over: state "start" chooses stop or go on; going on pays an
