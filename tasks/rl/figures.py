@@ -1,0 +1,305 @@
+"""What a plan is made from: how long things took in a run, or are assumed to take on a device.
+
+A run's ledger gives seconds by slot and state, its metrics the lengths and how much of a batch
+taught something. Decoding is told apart from waiting for tools by modelling the run itself: the
+decode speed is the one at which the modelled run keeps its workers busy as long as the real one
+did.
+"""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from configs.schema import PipelineConfig
+from configs.schema.rl import RLConfig
+from configs.schema.rl_engines import VllmEngineConfig
+from configs.schema.rl_runtimes import InlineRuntime
+from tasks.models.shapes import ModelShape
+from tasks.rl.simulate import Times, Work, simulate
+from tasks.rl.simulated_engines import DecodeSpeed, LatencyMix, LengthMix
+
+FLOOR_SEQUENCES = {"vllm": 64.0, "transformers": 8.0}
+"""Sequences at which a decoding step takes twice as long as one of a single sequence."""
+LENGTH_SIGMA = 0.5
+CALIBRATION_STEPS = 10
+TOLERANCE = 1.01
+"""Of a modelled run's time in play, over the real one's."""
+ASSUMED_ANSWER = 0.6
+"""Share of `max_new_tokens` a turn takes where nothing was measured."""
+ASSUMED_EFFECTIVE = 0.5
+"""Share of samples with an advantage where nothing was measured."""
+GPU = {"flops": 312e12, "bytes_per_s": 2.0e12, "use": 0.35}
+CPU = {"flops": 80e9, "bytes_per_s": 1.0e10, "use": 0.5}
+"""A device where nothing was measured: an A100's sheet, a server's core; and the share reached."""
+
+
+class NoFiguresError(ValueError):
+    """A run left nothing that a plan could be made from."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Rollout workers and learner ranks, each on a device of its own unless `shared`."""
+
+    workers: int
+    ranks: int
+    shared: bool = False
+    """Both sides take turns on the same devices."""
+
+    @property
+    def devices(self) -> int:
+        """Devices in all."""
+        return max(self.workers, self.ranks) if self.shared else self.workers + self.ranks
+
+
+@dataclass(frozen=True)
+class Teaching:
+    """How much of a sample teaches, by its age; log-ratios drift like a random walk."""
+
+    advantage_share: float
+    """Samples with a non-zero advantage."""
+    token_drift: float = 0.0
+    """Standard deviation of a token's log-ratio after one step of age."""
+    sequence_drift: float = 0.0
+    """The same of a whole sample's."""
+
+    def effective_share(self, age: float, clip_low: float, clip_high: float) -> float:
+        """Effective samples of a trained one, `age` optimiser steps old."""
+        kept = 1 - clipped_share(self.token_drift * math.sqrt(age), clip_low, clip_high)
+        return self.advantage_share * kept * math.exp(-(self.sequence_drift**2) * age)
+
+
+def clipped_share(sigma: float, clip_low: float, clip_high: float) -> float:
+    """Share of tokens a PPO clip silences where log-ratios are normal with this deviation and half
+    of the advantages are positive."""
+    if sigma <= 0:
+        return 0.0
+    high = math.log1p(clip_high) / sigma
+    low = -math.log1p(-clip_low) / sigma
+    return (math.erfc(high / math.sqrt(2)) + math.erfc(low / math.sqrt(2))) / 4
+
+
+@dataclass(frozen=True)
+class Figures:
+    """Seconds of one worker and one layout, and what they were taken from."""
+
+    source: str
+    assumptions: tuple[str, ...]
+    layout: Layout
+    times: Times
+    work: Work
+    """As measured: settings, lengths, tools and filters."""
+    teaching: Teaching
+    startup_s: float = 0.0
+
+
+def layout_of(config: PipelineConfig) -> Layout:
+    """The layout a config asks for."""
+    runtime = config.rl.runtime
+    if isinstance(runtime, InlineRuntime):
+        return Layout(1, 1, shared=True)
+    shared = 0 < runtime.gpus_per_rollout < 1 and 0 < runtime.gpus_per_learner < 1
+    return Layout(runtime.rollout_workers, runtime.learner_ranks, shared)
+
+
+def clip_of(rl: RLConfig) -> tuple[float, float]:
+    """How far below and above 1 the loss lets ratios push; endless where it has no such bound."""
+    low, high = getattr(rl.loss, "clip_low", 1.0), getattr(rl.loss, "clip_high", math.inf)
+    return min(float(low), 1 - 1e-12), float(high)
+
+
+def work_of(config: PipelineConfig, steps: int) -> Work:
+    """The loop's settings as work, with the tools' latency."""
+    tools = config.rl.tools
+    latency = tools.simulated_latency
+    mix = LatencyMix(latency.median_s, latency.sigma, latency.max_s) if latency else None
+    turns = float(config.rl.sampling.max_turns)
+    mean = max(1.0, ASSUMED_ANSWER * config.rl.sampling.max_new_tokens)
+    return replace(
+        Work.of(config.rl, steps),
+        turns_mean=turns,
+        tokens=LengthMix(mean, LENGTH_SIGMA, config.rl.sampling.max_new_tokens),
+        tool_latency=mix,
+        tool_concurrency=tools.concurrency,
+    )
+
+
+def decode_speed(config: PipelineConfig, per_sequence_s: float) -> DecodeSpeed:
+    """An engine's speed from one number; its floor is that of engines of its type."""
+    engine = config.rl.engine
+    floor = FLOOR_SEQUENCES[engine.type]
+    continuous = isinstance(engine, VllmEngineConfig)
+    return DecodeSpeed(floor * per_sequence_s, per_sequence_s, engine.max_sequences, continuous)
+
+
+def figures_of_run(folder: Path, config: PipelineConfig) -> Figures:
+    """Figures of a finished RL stage, from what it left in its folder.
+
+    Raises:
+        NoFiguresError: the files are missing, or the run trained no batch.
+    """
+    ledger, summary = _json(folder / "ledger.json"), _json(folder / "summary.json")
+    metrics = _metrics(folder / "metrics.jsonl")
+    steps = int(summary.get("steps", 0))
+    made = sum(ledger.get("samples", {}).values())
+    seconds = _seconds(ledger)
+    if not steps or not made or not metrics or not seconds.get("rollout"):
+        raise NoFiguresError(
+            f"{folder}: {steps} steps, {made} samples, {len(metrics)} metric lines; a plan needs a "
+            "finished RL stage of at least one step: rl-pipeline forecast --probe"
+        )
+    layout = layout_of(config)
+    publishes = max(1, round(int(summary.get("sync_proofs", steps)) / layout.workers))
+    sync_s = seconds.get("sync", 0.0)
+    learner = _seconds(ledger, "learner") if "learner" in ledger["seconds"] else None
+    publish_s = (learner.get("sync", 0.0) if learner is not None else sync_s / 2) / publishes
+    proof_s = max(0.0, sync_s - publish_s * publishes) / (publishes * layout.workers)
+    written = max(1, steps // config.rl.checkpoint_every)
+    work = replace(
+        work_of(config, min(steps, CALIBRATION_STEPS)),
+        turns_mean=_mean(metrics, "turns_mean", 1.0),
+        filter_share=min(0.9, ledger["samples"].get("filtered", 0) / made),
+    )
+    tokens = _mean(metrics, "generated_tokens_mean", _mean(metrics, "trained_tokens_mean", 1.0))
+    per_turn = max(1.0, tokens / work.turns_mean)
+    work = replace(work, tokens=replace(work.tokens, mean=per_turn))
+    times = Times(
+        decode=decode_speed(config, 1.0),
+        train_s=seconds.get("train", 0.0) / steps / (1 if learner is None else layout.ranks),
+        grade_s=seconds.get("grade", 0.0) / made,
+        publish_s=publish_s,
+        prove_s=proof_s,
+        checkpoint_s=seconds.get("checkpoint", 0.0) / written,
+    )
+    speed = calibrated(config, work, times, layout, seconds["rollout"] / made)
+    slots = len(ledger["seconds"])
+    return Figures(
+        source=f"measured by {folder.name[:12]}, {steps} steps",
+        assumptions=_assumed_of_a_run(config),
+        layout=layout,
+        times=replace(times, decode=speed),
+        work=work,
+        teaching=_teaching(metrics, config.rl),
+        startup_s=seconds.get("startup", 0.0) / slots,
+    )
+
+
+def calibrated(
+    config: PipelineConfig, work: Work, times: Times, layout: Layout, rollout_s_per_sample: float
+) -> DecodeSpeed:
+    """The slowest decoding at which the modelled run's workers are no longer in play for a sample.
+
+    Where tools take nearly all of that time they hide decoding, and this is its upper bound: for
+    plans with slow tools, measure a run without `rl.tools.simulated_latency`.
+    """
+    lockstep = isinstance(config.rl.runtime, InlineRuntime)
+    low, high = -20.0, 5.0  # natural logarithms of seconds a token
+    for _ in range(18):
+        middle = (low + high) / 2
+        trial = replace(times, decode=decode_speed(config, math.exp(middle)))
+        modelled = simulate(work, trial, layout.workers, lockstep=lockstep)
+        made = work.steps * work.batch_size + modelled.dropped + modelled.filtered
+        if modelled.rollout_s / made <= rollout_s_per_sample * TOLERANCE:
+            low = middle
+        else:
+            high = middle
+    return decode_speed(config, math.exp(low))
+
+
+def assumed_figures(config: PipelineConfig, shape: ModelShape) -> Figures:
+    """Figures of a device's sheet, where no run has measured any; every one is named."""
+    on_gpu = config.requires.gpus > 0
+    device = GPU if on_gpu else CPU
+    size = 2 if on_gpu or config.rl.deepspeed.dtype == "bfloat16" else 4
+    work = work_of(config, CALIBRATION_STEPS)
+    speed = device["flops"] * device["use"]
+    length = work.tokens.mean * work.turns_mean + 128
+    # forward and backward of the policy (6 P a token) and the reference's forward (2 P)
+    train_s = 8.0 * shape.parameters * length * config.rl.batch_size / speed
+    layout = layout_of(config)
+    step_s = shape.parameters * size / device["bytes_per_s"]
+    per_sequence_s = 2.0 * shape.parameters / speed
+    engine = config.rl.engine
+    continuous = isinstance(engine, VllmEngineConfig)
+    kind = "an A100's 312 TFLOP/s and 2 TB/s" if on_gpu else "80 GFLOP/s and 10 GB/s a core"
+    return Figures(
+        source="assumed, nothing was measured here yet",
+        assumptions=(
+            f"{kind}, of which {device['use']:.0%} is reached",
+            f"turns of {ASSUMED_ANSWER:.0%} of max_new_tokens, 128 tokens of prompt",
+            f"{ASSUMED_EFFECTIVE:.0%} of samples have an advantage, none is clipped",
+            "publishing takes 1 s, proving 1 s" if on_gpu else "publishing and proving 0.1 s",
+        ),
+        layout=layout,
+        times=Times(
+            DecodeSpeed(step_s, per_sequence_s, engine.max_sequences, continuous),
+            train_s=train_s / layout.ranks,
+            publish_s=1.0 if on_gpu else 0.1,
+            prove_s=1.0 if on_gpu else 0.1,
+        ),
+        work=work,
+        teaching=Teaching(ASSUMED_EFFECTIVE),
+    )
+
+
+def _assumed_of_a_run(config: PipelineConfig) -> tuple[str, ...]:
+    floor = FLOOR_SEQUENCES[config.rl.engine.type]
+    return (
+        f"a decoding step of {floor:.0f} sequences takes twice as long as one of a single sequence",
+        f"lengths of turns spread log-normally by {LENGTH_SIGMA}",
+        "log-ratios drift with age like a random walk",
+    )
+
+
+def _teaching(metrics: Sequence[Mapping[str, float]], rl: RLConfig) -> Teaching:
+    """Drift from the clip's share and the ESS at the measured mean age."""
+    age = _mean(metrics, "staleness_mean", 0.0)
+    effective = _mean(metrics, "effective_share", 0.0)
+    kept = _mean(metrics, "kept_token_share", 1.0)
+    ess = _mean(metrics, "ess_share", 1.0)
+    advantage = min(1.0, effective / (kept * ess)) if kept * ess > 0 else 0.0
+    if age <= 0:
+        return Teaching(advantage)
+    sequence = math.sqrt(max(0.0, -math.log(max(ess, 1e-9))) / age)
+    low, high = 0.0, 5.0
+    for _ in range(40):
+        middle = (low + high) / 2
+        if clipped_share(middle, *clip_of(rl)) < 1 - kept:
+            low = middle
+        else:
+            high = middle
+    return Teaching(advantage, low / math.sqrt(age), sequence)
+
+
+def _seconds(ledger: Mapping[str, Any], slot_prefix: str = "") -> dict[str, float]:
+    totals: dict[str, float] = {}
+    for slot, states in ledger.get("seconds", {}).items():
+        for state, seconds in states.items() if slot.startswith(slot_prefix) else ():
+            totals[state] = totals.get(state, 0.0) + float(seconds)
+    return totals
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        body = json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise NoFiguresError(f"{path} cannot be read: {error}") from error
+    if not isinstance(body, dict):
+        raise NoFiguresError(f"{path} holds a {type(body).__name__}; expected an object")
+    return body
+
+
+def _metrics(path: Path) -> list[Mapping[str, float]]:
+    from tasks.artifacts.progress import read_metrics
+
+    if not path.is_file():
+        return []
+    return [line["values"] for line in read_metrics(path) if isinstance(line.get("values"), dict)]
+
+
+def _mean(metrics: Sequence[Mapping[str, float]], name: str, default: float) -> float:
+    values = [m[name] for m in metrics if name in m and math.isfinite(m[name])]
+    return sum(values) / len(values) if values else default
