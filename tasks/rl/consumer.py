@@ -8,13 +8,13 @@ from pathlib import Path
 
 from tasks.artifacts.progress import Reporter
 from tasks.rl.checkpoint import Checkpoints
-from tasks.rl.errors import NothingToLearnError
+from tasks.rl.errors import NothingToLearnError, WorkerLostError
 from tasks.rl.exchange import LEARNER, Exchange
 from tasks.rl.grader import weigh
 from tasks.rl.learner import StepReport
 from tasks.rl.ledger import SampleFate, SlotState
 from tasks.rl.reward_gate import RewardGate
-from tasks.rl.sentinel import Decision, SentinelTrippedError
+from tasks.rl.sentinel import Decision, ProbeResult, SentinelTrippedError
 from tasks.rl.staleness import fresh_lr_scale, staleness_steps
 from tasks.rl.types import Group
 
@@ -147,7 +147,7 @@ class Consumer:
         suspicion = self._state.sentinel.observe([r.outcome for g in groups for r in g.rollouts])
         if suspicion is None:
             return True
-        probes = await self._runtime.probe(self._exchange.able_worker)
+        probes = await self._probes()
         decision = self._state.sentinel.judge(suspicion, probes)
         self._state.meter.count("suspicions")
         logger.warning("%s: %s → %s", suspicion.kind.value, suspicion.detail, decision.value)
@@ -163,6 +163,23 @@ class Consumer:
                 "(data.rl_bands), a larger rl.group_size, or more SFT (sft.steps)"
             )
         return False
+
+    async def _probes(self) -> list[ProbeResult]:
+        """Have a worker that is there answer probes, another where that one dies over it."""
+        exchange = self._exchange
+        while True:
+            names = [s.name for s in exchange.seats]
+            await exchange.until(
+                lambda: exchange.able_seat is not None, LEARNER, "a worker to probe", names
+            )
+            seat = exchange.able_seat
+            assert seat is not None
+            lost = seat.lost
+            try:
+                return await self._runtime.probe(seat.worker)
+            except WorkerLostError as error:
+                exchange.lose(seat, lost, error.reason)
+                await exchange.ring()
 
     def _hand_to_gate(self, groups: Sequence[Group]) -> None:
         """Have the batch judged beside the step that may train on it."""

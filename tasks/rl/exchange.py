@@ -5,14 +5,16 @@ and the watchdog knows who waits for whom.
 """
 
 import asyncio
+import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
 from configs.schema.rl import RLConfig
+from configs.schema.rl_runtimes import RayRuntime
 from tasks.rl.buffer import RolloutBuffer
-from tasks.rl.errors import RefillLimitError
+from tasks.rl.errors import RefillLimitError, TooManyWorkersLostError
 from tasks.rl.ledger import SampleFate, SlotClock, SlotState
 from tasks.rl.loop_state import LoopState
 from tasks.rl.runtime.types import Runtime
@@ -21,6 +23,7 @@ from tasks.rl.types import Group
 from tasks.rl.watchdog import Watchdog
 from tasks.rl.weight_sync import Receipt
 
+logger = logging.getLogger(__name__)
 LEARNER = "learner"
 REMEDIES = {
     SampleFate.FILTERED: "Nearly every prompt is solved always or never: choose other bands "
@@ -155,9 +158,29 @@ class Exchange:
         return max(-1 if s.proven_step is None else s.proven_step for s in self.seats)
 
     @property
-    def able_worker(self) -> int:
-        """A worker that is there, or the first."""
-        return next((s.worker for s in self.seats if not s.lost.done()), 0)
+    def able_seat(self) -> Seat | None:
+        """A worker that is there; None where each is lost and waits for its replacement."""
+        return next((s for s in self.seats if not s.lost.done()), None)
+
+    def lose(self, seat: Seat, lost: "asyncio.Future[str]", reason: str) -> None:
+        """Note that who sat at `seat` when `lost` was pending is gone; said once of each.
+
+        Raises:
+            TooManyWorkersLostError: the run has lost more than it may.
+        """
+        if lost.done():
+            return
+        meter, runtime = self.state.meter, self.config.runtime
+        meter.count("worker_losses")
+        most = runtime.max_worker_losses if isinstance(runtime, RayRuntime) else 0
+        if meter.counts["worker_losses"] > most:
+            raise TooManyWorkersLostError(
+                f"rl.runtime.max_worker_losses={most}: {meter.counts['worker_losses']} rollout "
+                f"workers were lost, the last because: {reason}. The last checkpoint is whole: run "
+                "again to go on from it, or raise the limit"
+            )
+        lost.set_result(reason)
+        logger.warning("%s is lost (%s); a replacement starts", seat.name, reason)
 
     def newer_than(self, seat: Seat) -> bool:
         """Whether weights are out that a seat has not proven yet."""

@@ -133,9 +133,9 @@ class CycleMeter:
         """The rollout side's figures since the last step."""
         self._book_playing()
         metrics, cycle = {}, self._cycle
-        if self._rollout_s > 0:
+        if cycle["generated_tokens"] and self._rollout_s > 0:  # plays end in bursts: not yet, not 0
             metrics["rollout_tokens_per_s"] = cycle["generated_tokens"] / self._rollout_s
-        self._rollout_s = 0.0
+            self._rollout_s = 0.0
         if cycle["episodes"]:
             metrics["generated_tokens_mean"] = cycle["generated_tokens"] / cycle["episodes"]
             metrics["carried_share"] = cycle["carried_episodes"] / cycle["episodes"]

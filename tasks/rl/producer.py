@@ -13,13 +13,8 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from configs.schema.rl_runtimes import RayRuntime
 from tasks.rl.controllers import linear_anneal
-from tasks.rl.errors import (
-    RewardShapeError,
-    TooManyWorkersLostError,
-    WorkerLostError,
-)
+from tasks.rl.errors import RewardShapeError, WorkerLostError
 from tasks.rl.exchange import LEARNER, Exchange, Seat
 from tasks.rl.grader import weigh
 from tasks.rl.ledger import SampleFate, SlotState
@@ -95,20 +90,26 @@ class Producer:
     async def _play(self, tickets: Sequence[Ticket]) -> None:
         """Sample and grade tickets; whatever happens, their places are handed back."""
         seat, started_s = self._seat, time.monotonic()
-        lost = seat.lost
+        lost, without_fate = seat.lost, 0
         try:
-            harvest, groups = await self._sampled(tickets)
+            harvest = await self._sampled(tickets)
+            without_fate = len(harvest.rollouts)
+            with seat.clock.state(SlotState.GRADE):
+                grades = self._runtime.grade(seat.worker, harvest.rollouts)
+                groups = await self._within(grades, "grades")
             seat.last_sign_s = time.monotonic()
             await self._proven(max((g.newest_step for g in groups), default=-1), lost)
+            without_fate = 0
             self._collect(tickets, harvest, groups)
         except WorkerLostError as error:
             self._state.queue.reissue(t.serial for t in tickets)
-            self._lose(lost, error.reason)
+            self._exchange.lose(self._seat, lost, error.reason)
         except OverdueError as error:
             self._overdue(tickets, error)
             if seat.last_sign_s < started_s:
-                self._lose(lost, str(error))
+                self._exchange.lose(self._seat, lost, str(error))
         finally:
+            self._state.ledger.count(SampleFate.DROPPED, without_fate)
             seat.running -= len(tickets) * self._config.group_size
             self._exchange.handed_in += 1
             await self._exchange.ring()
@@ -129,7 +130,7 @@ class Producer:
             [t.row_id for t in hopeless],
         )
 
-    async def _sampled(self, tickets: Sequence[Ticket]) -> tuple[Harvest, list[Group]]:
+    async def _sampled(self, tickets: Sequence[Ticket]) -> Harvest:
         seat, meter = self._seat, self._state.meter
         temperature = linear_anneal(self._config.sampling.temperature, self._state.learner_version)
         with seat.clock.state(SlotState.ROLLOUT), meter.playing():
@@ -138,11 +139,7 @@ class Producer:
                 f"{len(tickets)} prompt(s) being sampled",
             )
         meter.generated(harvest, temperature)
-        with seat.clock.state(SlotState.GRADE):
-            groups = await self._within(
-                self._runtime.grade(seat.worker, harvest.rollouts), "grades"
-            )
-        return harvest, groups
+        return harvest
 
     async def _within(self, call: Awaitable[T], what: str, limit_s: float | None = None) -> T:
         """Await a call to the worker, unless it is lost or the time is up first.
@@ -243,7 +240,8 @@ class Producer:
                     2 * self._config.play_timeout_s,  # episodes may have to end first
                 )
         except (WorkerLostError, OverdueError) as error:
-            self._lose(lost, error.reason if isinstance(error, WorkerLostError) else str(error))
+            reason = error.reason if isinstance(error, WorkerLostError) else str(error)
+            exchange.lose(seat, lost, reason)
             return
         self._state.meter.proven(proof)
         seat.proven_step = receipt.version.step
@@ -255,26 +253,6 @@ class Producer:
         if self._exchange.newer_than(self._seat):
             await self.prove()
 
-    def _lose(self, lost: asyncio.Future[str], reason: str) -> None:
-        """Note that who sat here when `lost` was pending is gone; said once of each.
-
-        Raises:
-            TooManyWorkersLostError: the run has lost more than it may.
-        """
-        if lost.done():
-            return
-        lost.set_result(reason)
-        meter, runtime = self._state.meter, self._config.runtime
-        meter.count("worker_losses")
-        most = runtime.max_worker_losses if isinstance(runtime, RayRuntime) else 0
-        if meter.counts["worker_losses"] > most:
-            raise TooManyWorkersLostError(
-                f"rl.runtime.max_worker_losses={most}: {meter.counts['worker_losses']} rollout "
-                f"workers were lost, the last because: {reason}. The last checkpoint is whole: run "
-                "again to go on from it, or raise the limit"
-            )
-        logger.warning("%s is lost (%s); a replacement starts", self._seat.name, reason)
-
     async def _replace(self) -> None:
         """Have the runtime start somebody new, who has to prove the newest weights first."""
         seat, waiting = self._seat, self._exchange.watchdog.waiting
@@ -284,5 +262,5 @@ class Producer:
                 seat.fill()
             except WorkerLostError as error:
                 seat.fill()
-                self._lose(seat.lost, error.reason)
+                self._exchange.lose(seat, seat.lost, error.reason)
         await self._exchange.ring()

@@ -1,5 +1,7 @@
 """The ring: whole batches, nothing too old, nothing lost, never over its capacity."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -7,7 +9,7 @@ from hypothesis import strategies as st
 from tasks.rl.buffer import BufferOverflowError, RolloutBuffer
 from tasks.rl.staleness import FutureSampleError
 from tasks.rl.types import Group, ScoredRollout
-from tasks.sampling.types import PolicyVersion, Rollout, StopReason, Turn
+from tasks.sampling.types import PolicyVersion, Rollout, StopReason, Turn, VersionSpan
 
 
 def group(name: int | str, step: int, size: int = 4, newer: int = 0) -> Group:
@@ -131,3 +133,35 @@ def test_newer_samples_may_push_older_ones_out_but_not_one_another():
     assert buffer.room(1, running=0) == 4
     assert buffer.room(3, running=4) == 8
     assert buffer.room(2, running=12) == 0
+
+
+def test_a_group_whose_members_were_refused_keeps_their_places():
+    buffer = RolloutBuffer(12, "fifo")
+    buffer.put(replace(group("a", 0, size=2), excluded=2))
+    buffer.put(group("b", 0))
+    assert buffer.samples == 8 and buffer.room(0, running=0) == 4
+    taken = buffer.take(8, 0, 0).groups
+    assert names(taken) == ["a", "b"] and [len(g.rollouts) for g in taken] == [2, 4]
+
+
+def test_what_is_too_old_is_evicted_without_a_batch():
+    buffer = RolloutBuffer(24, "freshest")
+    for name, step in (("a", 1), ("b", 3), ("c", 2)):
+        buffer.put(group(name, step))
+    assert names(buffer.evict(4, 1)) == ["a", "c"] and buffer.evict(4, 1) == ()
+    assert buffer.samples == 4 and names(buffer.take(4, 4, 1).groups) == ["b"]
+
+
+def test_the_age_of_a_group_is_of_its_oldest_token_even_within_a_turn():
+    (mixed,) = group("a", 5, size=1).rollouts
+    old, new = PolicyVersion(0, 3), PolicyVersion(0, 5)
+    spans = (VersionSpan(1, 2, old), VersionSpan(2, 3, new))
+    turn = Turn(1, 3, StopReason.END_OF_TURN, old, spans)
+    carried = Group("a", "row", (replace(mixed, rollout=replace(mixed.rollout, turns=(turn,))),))
+    assert (carried.oldest_step, carried.newest_step) == (3, 5)
+    assert turn.versions == spans and turn.oldest_version == old
+    whole = replace(turn, spans=())
+    assert whole.versions == (VersionSpan(1, 3, old),) and replace(whole, end=1).versions == ()
+    buffer = RolloutBuffer(8, "fifo")
+    buffer.put(carried)
+    assert buffer.fresh_share(1, 5) == 0.0 and buffer.evict(6, 2) == (carried,)

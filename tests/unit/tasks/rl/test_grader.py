@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from configs.schema.rl import Anneal, RewardConfig
+from configs.schema.rl import Anneal, OverlongPenalty, RewardConfig
 from tasks.environments.row import Row
-from tasks.rl.grader import Grader, weigh
+from tasks.rl.grader import Grader, overlong, weigh
 from tasks.sampling.types import PolicyVersion, Rollout, StopReason, Turn
 
 ROW = Row(id="r", prompt="3+4=?", answer="7")
@@ -84,3 +84,30 @@ def test_weighing_twice_is_weighing_once(grader):
     once = weigh(scored, config, 3)
     assert weigh(once, config, 3) == once
     assert scored[0] == replace(scored[0], reward=None)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "penalty"), [(0, 0.0), (10, 0.0), (11, -0.1), (15, -0.5), (20, -1.0), (500, -1.0)]
+)
+def test_the_overlong_penalty_by_hand(tokens, penalty):
+    # Between 10 and 20 tokens it falls by a tenth a token: ((Lmax − Lc) − L) / Lc of DAPO.
+    config = OverlongPenalty(expected_tokens=10, cutoff_tokens=20)
+    assert overlong(tokens, config) == pytest.approx(penalty)
+
+
+def test_an_overlong_answer_costs_its_factor_on_top_of_the_outcome():
+    config = RewardConfig(
+        format=Anneal(start=0.0, end=0.0),
+        overlong=OverlongPenalty(expected_tokens=1, cutoff_tokens=3, factor=0.5),
+    )
+    grader = Grader({row.id: row for row in (ROW, CODE, BAD_GOLD)}, config)
+    scored = [grader.grade(r) for r in (said("7"), said(CALL, "7"), said("7", row="g"))]
+    assert [s.components["overlong"] for s in scored] == [0.0, -0.5, 0.0]  # 1, 2 and 1 tokens
+    weighed = weigh(scored, config, 0)
+    assert [w.reward for w in weighed] == [1.0, 0.75, None]
+    assert weighed[1].turn_rewards == (0.0, 0.75)
+
+
+def test_an_overlong_range_without_room_is_refused():
+    with pytest.raises(ValueError, match=r"expected_tokens=20 is not below cutoff_tokens=20"):
+        OverlongPenalty(expected_tokens=20, cutoff_tokens=20)

@@ -4,6 +4,7 @@ import asyncio
 import json
 import time
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -13,7 +14,14 @@ from sleepy_runtime import SleepyRuntime
 from tasks.artifacts.progress import Reporter, read_metrics
 from tasks.rl.checkpoint import Checkpoints
 from tasks.rl.consumer import MAX_EMPTY_BATCHES
-from tasks.rl.errors import CheckpointMismatchError, NothingToLearnError, SyncProofError
+from tasks.rl.errors import (
+    CheckpointMismatchError,
+    NothingToLearnError,
+    RefillLimitError,
+    RewardShapeError,
+    SyncProofError,
+    TooManyWorkersLostError,
+)
 from tasks.rl.exchange import slots_of
 from tasks.rl.ledger import SampleFate
 from tasks.rl.loop import AsyncLoop
@@ -53,7 +61,7 @@ class Run:
 def run_of(tiny_config, tmp_path):
     """Build a run: `run_of(runtime, staleness_limit=2, …)`."""
 
-    def build(runtime: SleepyRuntime, *, resume=False, folder=tmp_path, **rl) -> Run:
+    def build(runtime: SleepyRuntime, /, *, resume=False, folder=tmp_path, **rl) -> Run:
         settings = {
             "steps": 8,
             "checkpoint_every": 100,
@@ -65,33 +73,47 @@ def run_of(tiny_config, tmp_path):
     return build
 
 
-def accounts_balance(run: Run) -> None:
+def accounts_balance(run: Run, *, refused: bool = False) -> None:
     """Every sample made was trained on, dropped or filtered, or is left over; none is twice."""
     fates = run.state.ledger.to_json(1.0)["samples"]
     trained = run.runtime.trained
     assert len(trained) == len(set(trained)) == fates["trained"]
-    assert fates["trained"] == 8 * run.runtime.attempts_at_training
-    assert run.runtime.sampled == sum(fates.values()) + run.loop.exchange.buffer.samples
+    left = sum(len(g.rollouts) for g in run.loop.exchange.buffer._groups)
+    made = run.runtime.sampled
+    assert made == fates["trained"] + fates["dropped"] + fates["filtered"] + left
     serials = Counter(i.split(".")[0] for i in trained)
-    assert all(n == 4 for n in serials.values())  # whole groups, every ticket once
+    sizes = {4: True, 3: refused}  # whole groups, every ticket once
+    assert all(sizes.get(n, False) for n in serials.values())
+    if not refused:
+        assert fates["trained"] == 8 * run.runtime.attempts_at_training and not fates["refused"]
     state = run.state.queue.state_dict()
     unfinished = {t["serial"] for t in (*state["open"], *state["waiting"])}
     closed = set(range(run.state.queue.dispatched)) - unfinished
-    filtered = fates["filtered"] // 4
-    assert len(closed) == len(serials) + filtered and set(map(int, serials)) <= closed
+    assert set(map(int, serials)) <= closed
+    if not refused:
+        assert len(closed) == len(serials) + fates["filtered"] // 4
 
 
-@settings(deadline=None, max_examples=60, suppress_health_check=list(HealthCheck))
+@settings(deadline=None, max_examples=80, suppress_health_check=list(HealthCheck))
 @given(
     limit=st.integers(0, 4),
     publish=st.tuples(st.integers(1, 5), st.integers(1, 5)),
     workers=st.integers(1, 3),
-    play=st.sampled_from([0.0, 0.0005, 0.003]),
+    play=st.sampled_from([0.0, 0.0005, 0.002]),
+    tail=st.sampled_from([1.0, 10.0]),
     train=st.sampled_from([0.0, 0.0005, 0.003]),
     sync=st.sampled_from([0.0, 0.002]),
-    order=st.sampled_from(["freshest", "fifo"]),
-    floor=st.sampled_from([0.0, 0.5, 1.0]),
-    capacity=st.integers(1, 5),
+    buffer=st.fixed_dictionaries(
+        {
+            "order": st.sampled_from(["freshest", "fifo"]),
+            "fresh_share_floor": st.sampled_from([0.0, 0.5, 1.0]),
+            "capacity_batches": st.integers(1, 5),
+            "when_stale": st.sampled_from(["pause", "lower_lr"]),
+        }
+    ),
+    filtered=st.sampled_from([0, 2, 5]),
+    refused=st.booleans(),
+    dies=st.booleans(),
     seed=st.integers(0, 99),
 )
 def test_staleness_stays_bounded_and_nothing_is_lost_at_any_speed(
@@ -101,26 +123,41 @@ def test_staleness_stays_bounded_and_nothing_is_lost_at_any_speed(
     publish,
     workers,
     play,
+    tail,
     train,
     sync,
-    order,
-    floor,
-    capacity,
+    buffer,
+    filtered,
+    refused,
+    dies,
     seed,
 ):
     pace = {"play": play, "train": train, "sync": sync, "publish": sync, "grade": play / 3}
-    runtime = SleepyRuntime(limit, workers, pace, seed=seed)
+
+    def outcome(serial: int, sample: int) -> float:
+        alike = filtered and serial % 7 < filtered
+        return 1.0 if alike else float(sample % 2)
+
+    runtime = SleepyRuntime(limit, workers, pace, outcome, seed=seed)
+    runtime.tail = tail
+    if refused:
+        runtime.refuses = lambda serial, sample: serial % 5 == 0 and sample == 2
+    if dies:
+        runtime.dies = lambda play: play in (3, 9)
     start, end = (min(n, limit + 1) for n in publish)
     run = run_of(
         runtime,
         folder=tmp_path_factory.mktemp("run"),
         publish={"start": start, "end": end, "over_steps": 5},
-        buffer={"order": order, "fresh_share_floor": floor, "capacity_batches": capacity},
+        buffer=buffer,
+        filter="zero_variance" if filtered else "none",
     ).go()
     assert runtime.learner_version == run.state.learner_version == 8
     assert max(runtime.ages) == run.state.meter.max_staleness_seen <= limit
-    accounts_balance(run)
+    accounts_balance(run, refused=refused)
     assert [m["step"] for m in run.metrics] == list(range(1, 9))
+    assert runtime.revived == run.state.meter.counts["worker_losses"] <= 2 * dies
+    assert all(0 < scale <= 1 for scale in runtime.lr_scales) or limit > 0
 
 
 @pytest.mark.parametrize("workers", [1, 3])
@@ -273,6 +310,154 @@ def test_a_learner_that_comes_back_different_is_refused(run_of):
     again.load = other
     with pytest.raises(CheckpointMismatchError, match="differ from the manifest"):
         run_of(again, resume=True, checkpoint_every=4, steps=8).go()
+
+
+def test_a_dead_worker_is_replaced_and_its_prompts_are_dispatched_again(run_of):
+    runtime = SleepyRuntime(2, 2, {"play": 0.002, "train": 0.002, "start": 0.005})
+    runtime.dies = lambda play: play in (4, 12)
+    run = run_of(runtime).go()
+    assert runtime.revived == run.state.meter.counts["worker_losses"] == 2
+    assert runtime.learner_version == 8
+    accounts_balance(run)
+    assert any(int(i.split(".")[1]) > 0 for i in runtime.trained)  # reissued, then trained on
+    assert run.metrics[-1]["values"]["worker_losses"] == 2
+
+
+def test_more_losses_than_allowed_end_the_run_by_name(run_of):
+    runtime = SleepyRuntime(1, 1, {"play": 0.001})
+    runtime.dies = lambda play: play % 3 == 0
+    runtime_settings = {"type": "ray", "max_worker_losses": 1}
+    with pytest.raises(TooManyWorkersLostError, match=r"max_worker_losses=1: 2 .*killed"):
+        run_of(runtime, runtime=runtime_settings).go()
+    assert runtime.revived == 1
+
+
+def test_a_hung_episode_is_given_up_and_the_others_go_on(run_of):
+    runtime = SleepyRuntime(2, 1, {"play": 0.002, "train": 0.002})
+    runtime.hangs = lambda play: play == 5
+    run = run_of(runtime, steps=24, play_timeout_s=0.05).go()
+    counts = run.state.meter.counts
+    assert (counts["overdue_plays"], counts["worker_losses"]) == (1, 0)  # the worker gave signs
+    assert runtime.learner_version == 24
+    accounts_balance(run)
+
+
+def test_a_worker_that_finishes_nothing_is_replaced(run_of):
+    runtime = SleepyRuntime(1, 1, {"play": 0.001, "train": 0.001})
+    runtime.hangs = lambda play: 5 <= play < 9 and not runtime.revived
+    run = run_of(runtime, play_timeout_s=0.05).go()
+    assert runtime.revived == run.state.meter.counts["worker_losses"] == 1
+    assert runtime.learner_version == 8
+    accounts_balance(run)
+
+
+def test_a_prompt_that_hangs_each_time_is_given_up_for_good(run_of):
+    runtime = SleepyRuntime(0, 1, {"train": 0.001})
+    runtime.workers = 2
+    runtime.engine, runtime.proven, runtime.alive = [None] * 2, [-1] * 2, [True] * 2
+    play = runtime.play
+
+    async def hangs_on_ticket_3(worker, tickets, samples, temperature):
+        if any(t.serial == 3 for t in tickets):
+            await asyncio.sleep(1e6)
+        return await play(worker, tickets, samples, temperature)
+
+    runtime.play = hangs_on_ticket_3
+    losses = {"type": "ray", "rollout_workers": 2, "max_worker_losses": 9}
+    run = run_of(runtime, play_timeout_s=0.03, runtime=losses).go()
+    counts = run.state.meter.counts
+    assert (counts["overdue_plays"], counts["abandoned_prompts"]) == (4, 1)
+    assert runtime.learner_version == 8 and "3" not in {i.split(".")[0] for i in runtime.trained}
+
+
+def test_episodes_carried_over_a_publish_age_by_their_first_token(run_of):
+    runtime = SleepyRuntime(3, 1, {"play": 0.004, "train": 0.002}, seed=1)
+    run = run_of(runtime, steps=16).go()
+    carried = run.state.meter.counts["carried_episodes"]
+    assert 0 < carried <= run.state.meter.counts["episodes"]
+    assert any(m["values"].get("carried_share", 0) > 0 for m in run.metrics)
+    assert max(runtime.ages) <= 3
+
+
+@pytest.mark.parametrize("order", ["fifo", "freshest"])
+def test_too_little_fresh_lowers_the_learning_rate_where_asked(run_of, order):
+    runtime = SleepyRuntime(3, 1, {"play": 0.001, "train": 0.004})
+    buffer = {"order": order, "fresh_share_floor": 1.0, "when_stale": "lower_lr"}
+    run_of(runtime, steps=16, buffer=buffer).go()
+    assert set(runtime.lr_scales) <= {
+        0.0,
+        0.5,
+        1.0,
+    }  # of the two groups of a batch, none, one, both
+    assert min(runtime.lr_scales) < 1
+
+
+def test_groups_without_contrast_are_refilled(run_of):
+    runtime = SleepyRuntime(
+        1, 1, {"play": 0.001, "train": 0.001}, lambda serial, i: float(i % 2 and serial % 2)
+    )
+    run = run_of(runtime, filter="zero_variance").go()
+    assert all(int(i.split(".")[0]) % 2 for i in runtime.trained)
+    assert all(m["values"]["mixed_groups_share"] == 1 for m in run.metrics)
+    accounts_balance(run)
+    assert run.state.ledger.to_json(1.0)["samples"]["filtered"] >= 8 * 7
+
+
+def test_a_filter_that_throws_everything_away_ends_the_run_by_name(run_of):
+    runtime = SleepyRuntime(1, outcome=lambda serial, i: 1.0)
+    run = run_of(runtime, filter="zero_variance", max_refill_factor=3)
+    with pytest.raises(RefillLimitError, match=r"28 samples were filtered .*rl_bands"):
+        run.go()  # 3 batches of 8 may go, the seventh group is one too many
+    assert runtime.trained == []
+
+
+def test_refused_samples_are_left_out_and_their_group_goes_on(run_of):
+    runtime = SleepyRuntime(1, 1, {"play": 0.001, "train": 0.001})
+    runtime.refuses = lambda serial, i: serial % 2 == 0 and i == 3
+    run = run_of(runtime).go()
+    assert not any(i.endswith(".3") and int(i.split(".")[0]) % 2 == 0 for i in runtime.trained)
+    counts = run.state.meter.counts
+    assert counts["refused_samples"] == run.state.ledger.to_json(1.0)["samples"]["refused"] > 0
+    assert counts["samples"] == len(runtime.trained) < 64
+    accounts_balance(run, refused=True)
+
+
+def test_an_engine_whose_every_answer_is_refused_ends_the_run_by_name(run_of):
+    runtime = SleepyRuntime(1)
+    runtime.refuses = lambda serial, i: True
+    with pytest.raises(RefillLimitError, match=r"samples were refused .*Check the engine"):
+        run_of(runtime).go()
+
+
+def test_a_grader_that_answers_for_fewer_is_named(run_of):
+    runtime = SleepyRuntime(0)
+    grade = runtime.grade
+
+    async def forgets_one(worker, rollouts):
+        return await grade(worker, rollouts[:-1])
+
+    runtime.grade = forgets_one
+    with pytest.raises(RewardShapeError, match=r"group 1 \(row row\d+\).*3 of 4 samples"):
+        run_of(runtime).go()
+
+
+def test_a_batch_trained_on_for_several_steps_keeps_within_the_limit(run_of):
+    runtime = SleepyRuntime(2, 1, {"play": 0.001, "train": 0.001})
+    train = runtime.train
+
+    async def twice(*call):
+        report = await train(*call)
+        runtime.learner_version += 1
+        return replace(report, learner_version=runtime.learner_version)
+
+    runtime.train = twice
+    loss = {"type": "decoupled_ppo"}
+    run = run_of(runtime, steps=16, updates_per_batch=2, loss=loss, checkpoint_every=5).go()
+    assert run.state.learner_version == 16 and runtime.attempts_at_training == 8
+    assert max(runtime.ages) == 2 and set(runtime.ages) == {0, 2}
+    assert [p.name for p in sorted((run.folder / "checkpoints").glob("step-*"))][
+        -1
+    ] == "step-000016"
 
 
 PACE = {

@@ -11,7 +11,13 @@ from hypothesis import strategies as st
 
 from configs.schema.rl import PublishSchedule
 from tasks.rl.controllers import PublishInterval
-from tasks.rl.staleness import FutureSampleError, capacity, staleness_steps, too_old
+from tasks.rl.staleness import (
+    FutureSampleError,
+    capacity,
+    fresh_lr_scale,
+    staleness_steps,
+    too_old,
+)
 
 
 @pytest.mark.parametrize(
@@ -30,6 +36,28 @@ from tasks.rl.staleness import FutureSampleError, capacity, staleness_steps, too
 )
 def test_capacity_by_hand(limit, lag, running, buffered, room):
     assert capacity(limit, lag, 8, running, buffered) == room
+
+
+@pytest.mark.parametrize(
+    ("limit", "lag", "updates", "room"),
+    [
+        (0, 0, 4, 8),  # one batch, whatever it is trained on for
+        (1, 0, 2, 8),  # a second batch would be two steps old after the first
+        (2, 0, 2, 16),  # (⌊2/2⌋ + 1)·8
+        (4, 1, 2, 16),  # (⌊3/2⌋ + 1)·8
+        (4, 5, 2, 0),
+    ],
+)
+def test_several_steps_on_a_batch_age_what_waits(limit, lag, updates, room):
+    assert capacity(limit, lag, 8, 0, 0, steps_per_batch=updates) == room
+
+
+@pytest.mark.parametrize(
+    ("share", "floor", "scale"),
+    [(0.25, 0.5, 0.5), (0.5, 0.5, 1.0), (1.0, 0.5, 1.0), (0.0, 0.5, 0.0), (0.0, 0.0, 1.0)],
+)
+def test_a_batch_with_too_little_fresh_in_it_moves_the_weights_less(share, floor, scale):
+    assert fresh_lr_scale(share, floor) == scale
 
 
 def test_capacity_refuses_a_policy_from_the_future():

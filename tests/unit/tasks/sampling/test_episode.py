@@ -1,18 +1,24 @@
 """Episodes token by token: what was sampled, what was observed, and how they end."""
 
+import asyncio
+import time
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
+from configs.schema.rl_tools import ToolSettings
 from tasks.environments import tools_named
+from tasks.environments.tool_runner import ToolRunner
 from tasks.environments.toolcall import render_tool_call
-from tasks.sampling.episode import EpisodeTask, run_episodes, turn_seed
+from tasks.sampling.episode import EpisodeTask, play_episode, run_episodes, turn_seed
 from tasks.sampling.types import (
     Completion,
     GenerateRequest,
     PolicyVersion,
     SamplingParams,
     StopReason,
+    VersionSpan,
 )
 
 CALL = render_tool_call("calc", {"expression": "3+4"})
@@ -210,3 +216,68 @@ def test_turn_seeds_differ_by_episode_and_turn_and_fit_63_bits():
     seeds = {turn_seed(s, t) for s in range(50) for t in range(4)}
     assert len(seeds) == 200 and max(seeds) < 2**63
     assert turn_seed(3, 1) == turn_seed(3, 1)
+
+
+class Aside:
+    """The script, asked one turn at a time; it says of each whose weights it was."""
+
+    def __init__(self, script: Script, spans=()) -> None:
+        self._script, self._spans = script, spans
+        self.max_length = script.max_length
+        self.policy_version = PolicyVersion(0, 9)
+
+    async def complete(self, request):
+        (completion,) = self._script.generate([request])
+        return replace(completion, spans=self._spans)
+
+
+def alone(renderer, engine, tools: ToolRunner, **arguments):
+    task = EpisodeTask("e0", "row0", "g", ({"role": "user", "content": "0+4=?"},), seed=0)
+    settings = {"max_turns": 3, "params": PARAMS} | arguments
+    return asyncio.run(play_episode(engine, task, renderer, tools, **settings))
+
+
+@pytest.mark.parametrize(
+    "turns",
+    [
+        [CALL, "7"],
+        ["0+4=4"],
+        [CALL, CALL, CALL],
+        ["<tool_call>{", "7"],
+    ],
+)
+def test_alone_an_episode_is_what_it_is_in_lockstep(play, say, tiny_renderer, turns):
+    lines = [[say(text)] for text in turns]
+    (together,), _ = play(*lines)
+    script = Script(lines)
+    tools = ToolRunner(tools_named(["calc"]))
+    assert alone(tiny_renderer, Aside(script), tools) == together
+    assert [request.version for (request,) in script.asked] == [None] * len(together.turns)
+
+
+def test_an_episode_that_ends_on_its_weights_asks_for_them_each_turn(say, tiny_renderer):
+    script = Script([[say(CALL)], [say("7")]])
+    tools = ToolRunner(tools_named(["calc"]))
+    alone(tiny_renderer, Aside(script), tools, version=PolicyVersion(0, 3))
+    assert [request.version.step for (request,) in script.asked] == [3, 3]
+
+
+def test_versions_inside_a_turn_keep_their_places_in_the_episode(say, tiny_renderer):
+    said, stop = say("0+4=4")
+    old, new = PolicyVersion(0, 1), PolicyVersion(0, 2)
+    spans = (VersionSpan(0, 2, old), VersionSpan(2, len(said), new))
+    engine = Aside(Script([[(said, stop)]]), spans)
+    rollout = alone(tiny_renderer, engine, ToolRunner({}))
+    start = rollout.turns[0].start
+    assert rollout.turns[0].spans == (
+        VersionSpan(start, start + 2, old), VersionSpan(start + 2, start + len(said), new),
+    )  # fmt: skip
+    assert rollout.oldest_version == old
+
+
+def test_a_tool_that_never_answers_is_an_observation_and_counted(say, tiny_renderer):
+    slow = ToolSettings(timeout_s=0.03, retries=0)
+    tools = ToolRunner({"calc": lambda arguments: time.sleep(0.3) or "7"}, slow)
+    rollout = alone(tiny_renderer, Aside(Script([[say(CALL)], [say("?")]])), tools)
+    assert rollout.messages[2]["content"] == "error: no answer within 0.03 s"
+    assert (rollout.tool_calls, rollout.tool_errors, rollout.tool_timeouts) == (1, 1, 1)
