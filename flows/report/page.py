@@ -16,6 +16,7 @@ from flows.report.frontier import frontier_section
 from flows.report.lineage import lineage_section
 from flows.report.matrices import matrices_section
 from flows.report.pages import page_template
+from flows.report.promotion import promotion_section
 from flows.report.sections import data_section, headline, heldout_section, quant_section
 from flows.report.side_by_side import side_by_side_section
 from flows.report.transcripts import transcripts
@@ -23,6 +24,7 @@ from tasks.artifacts import write_atomic
 
 SECTIONS = (
     ("result", "Result"),
+    ("promotion", "Promotion"),
     ("heldout", "Held-out"),
     ("rl", "RL"),
     ("sft", "SFT"),
@@ -59,6 +61,7 @@ def render(files: RunFiles) -> str:
     """The page as text."""
     values: dict[str, Any] = {
         "head": headline(files),
+        "promotion": promotion_section(files),
         "heldout": heldout_section(files),
         "rl": rl_section(files),
         "sft": sft_section(files),
