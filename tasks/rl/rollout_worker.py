@@ -33,6 +33,7 @@ from tasks.sampling.types import (
     SamplingParams,
     StopReason,
 )
+from tasks.sampling.vllm_settings import KERNEL_NOISE
 
 
 @dataclass(frozen=True)
@@ -166,10 +167,12 @@ class RolloutWorker:
         engine, sequences = self._engine, receipt.canary.sequences
         if isinstance(engine, RolloutEngine):
             read_back = engine.load_policy(receipt.weights, receipt.version)
-            return prove(receipt, read_back, engine.score(sequences, temperature=1.0))
+            scores = engine.score(sequences, temperature=1.0)
+            return prove(receipt, read_back, scores, self._kernel_noise)
         async with self._gate.publishing(wait=self._finish and not self._holds_versions):
             read_back = await engine.load_policy(receipt.weights, receipt.version)
-            return prove(receipt, read_back, await engine.score(sequences, temperature=1.0))
+            scores = await engine.score(sequences, temperature=1.0)
+            return prove(receipt, read_back, scores, self._kernel_noise)
 
     async def play(self, tickets: Sequence[Ticket], samples: int, temperature: float) -> Harvest:
         """Sample `samples` episodes for every ticket."""
@@ -222,6 +225,12 @@ class RolloutWorker:
             reason = "a turn was aborted, or took longer than rl.engine.request_timeout_s"
             return Refusal(task.rollout_id, task.group_id, reason)
         return rollout
+
+    @property
+    def _kernel_noise(self) -> float:
+        """Nats the engine's scores are off the learner's with the same weights."""
+        rl = self._config.rl
+        return KERNEL_NOISE[rl.deepspeed.dtype] if isinstance(rl.engine, VllmEngineConfig) else 0.0
 
     @property
     def _holds_versions(self) -> bool:

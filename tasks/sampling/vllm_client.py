@@ -3,7 +3,8 @@
 import asyncio
 import itertools
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -100,6 +101,7 @@ class VllmClient:
             last = await answer
         finally:
             answer.cancel()
+            self._flights.pop(flight.name, None)  # where it was cancelled before it took off
         output = last.outputs[0]
         pairs = zip(output.token_ids, output.logprobs or (), strict=False)
         return Segment(
@@ -132,23 +134,17 @@ class VllmClient:
         self, flight: Flight, token_ids: list[int], params: Any, held: HeldPolicy
     ) -> Any:
         """Send one request and wait for its last output."""
-        from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
-
         prompt = {"prompt_token_ids": token_ids, "cache_salt": held.name}
         self._flights[flight.name] = flight
         last: Any = None
         try:
-            async for output in self._llm.generate(
-                prompt, params, flight.name, lora_request=_adapter(held)
-            ):
-                last = output
-        except (EngineDeadError, EngineGenerateError) as error:
-            raise EngineDiedError(
-                f"vLLM died amid request {flight.request_id}; its own messages stand in the log of "
-                "this stage. The run resumes from its last checkpoint"
-            ) from error
+            with _alive(f"request {flight.request_id}"):
+                async for output in self._llm.generate(
+                    prompt, params, flight.name, lora_request=_adapter(held)
+                ):
+                    last = output
         finally:
-            del self._flights[flight.name]
+            self._flights.pop(flight.name, None)
             async with self._landed:
                 self._landed.notify_all()
         return last
@@ -166,7 +162,8 @@ class VllmClient:
 
     async def add_adapter(self, held: HeldPolicy) -> None:
         """Load an adapter beside those there are."""
-        await self._llm.add_lora(_adapter(held))
+        with _alive(f"the load of {held.name}"):
+            await self._llm.add_lora(_adapter(held))
 
     async def remove_adapter(self, held: HeldPolicy) -> None:
         """Free an adapter's place."""
@@ -175,8 +172,9 @@ class VllmClient:
 
     async def load_weights(self, path: str) -> None:
         """Replace the whole model, and forget what was computed with the old one."""
-        await self._llm.collective_rpc("policy_load_weights", args=(path,))
-        await self._llm.reset_prefix_cache()
+        with _alive(f"the load of {path}"):
+            await self._llm.collective_rpc("policy_load_weights", args=(path,))
+            await self._llm.reset_prefix_cache()
 
     async def read_back(self, method: str, *arguments: Any) -> str:
         """The one hash all workers give.
@@ -184,7 +182,8 @@ class VllmClient:
         Raises:
             WeightsReadBackError: they disagree, or compute with other weights than they loaded.
         """
-        answers = await self._llm.collective_rpc(method, args=arguments)
+        with _alive("a read-back"):
+            answers = await self._llm.collective_rpc(method, args=arguments)
         hashes = {answer["sha256"] for answer in answers}
         differs = sorted({name for answer in answers for name in answer["differs"]})
         if differs or len(hashes) != 1:
@@ -205,6 +204,23 @@ class VllmClient:
     async def shut_down(self) -> None:
         """End vLLM's processes."""
         self._llm.shutdown()
+
+
+@contextmanager
+def _alive(what: str) -> Iterator[None]:
+    """Name what vLLM died of, in a way every process can read.
+
+    Raises:
+        EngineDiedError: vLLM's process is gone.
+    """
+    from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
+
+    try:
+        yield
+    except (EngineDeadError, EngineGenerateError) as error:
+        raise EngineDiedError(
+            f"vLLM died amid {what}; its own messages stand in the log of this stage"
+        ) from error
 
 
 def _adapter(held: HeldPolicy) -> Any:

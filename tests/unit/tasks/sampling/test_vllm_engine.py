@@ -22,7 +22,7 @@ from tasks.models.errors import WeightsMismatchError
 from tasks.models.load import load_model, save_model
 from tasks.models.scratch import build_model
 from tasks.models.trainable import attach, load_trainable, trainable_tensors
-from tasks.sampling.errors import PromptTooLongError, ScoreTemperatureError
+from tasks.sampling.errors import EngineDiedError, PromptTooLongError, ScoreTemperatureError
 from tasks.sampling.transformers_engine import TransformersEngine
 from tasks.sampling.types import (
     AsyncRolloutEngine,
@@ -317,7 +317,9 @@ def test_more_requests_than_sequences_all_come_back(engine):
 
 
 def test_full_weights_are_replaced_and_read_back(start, publish, snapshot):
+    before = set(psutil.Process().children())
     engine = start(FullWeights())
+    cores = set(psutil.Process().children()) - before
     own = hash_tensors(dict(load_model(snapshot).state_dict()) | {})
     weights, sha256, model = publish(11, FullWeights())
     assert sha256 != own
@@ -334,8 +336,14 @@ def test_full_weights_are_replaced_and_read_back(start, publish, snapshot):
     assert after.logprobs == pytest.approx(expected.tolist(), abs=1e-4)
     assert all(math.isfinite(x) for x in after.logprobs)
     load_trainable(model, load_file(weights))  # the file is what the model holds
-    _, again, _ = publish(12, FullWeights())
+    weights, again, _ = publish(12, FullWeights())
     assert again != sha256
+    for core in cores:  # what it is for a loop to lose an engine
+        core.kill()
+    with pytest.raises(EngineDiedError, match="vLLM died amid request gone"):
+        all_of(engine, [request("gone", most=100)])
+    with pytest.raises(EngineDiedError, match="vLLM died amid the load"):
+        asyncio.run(engine.load_policy(weights, PolicyVersion(0, 2)))
 
 
 STARTER = """
