@@ -59,8 +59,8 @@ class VllmClient:
         self._serial = itertools.count(1)
 
     async def settle(self) -> None:
-        """Have vLLM's processes end with this one."""
-        await self._llm.collective_rpc("policy_follow", args=(os.getpid(),))
+        """Prepare the workers; vLLM's processes end with this one."""
+        await self._llm.collective_rpc("policy_settle", args=(os.getpid(),))
 
     async def sample(
         self,

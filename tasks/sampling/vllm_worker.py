@@ -12,6 +12,7 @@ import torch
 
 from tasks.artifacts.content_hash import hash_tensors
 from tasks.process_tree import die_with_parent
+from tasks.sampling.vllm_cpu_adapters import use_grouped_adapters
 
 EXTENSION = f"{__name__}.PolicyMemory"
 PUBLISHED_PREFIX = "base_model.model."
@@ -22,12 +23,14 @@ class PolicyMemory:
 
     model_runner: Any
 
-    def policy_follow(self, parent: int) -> None:
-        """End when the process that started the engine ends, however that ends.
+    def policy_settle(self, parent: int) -> None:
+        """Use faster adapters on a CPU; end when the process that started the engine ends.
 
         vLLM's core would live on and keep its memory. Where it has workers of its own (several
         GPUs), those follow the core, and the core falls to the stage's reaper.
         """
+        if torch.version.cuda is None:
+            use_grouped_adapters()
         if os.getppid() == parent:
             die_with_parent(parent)
 
