@@ -68,11 +68,25 @@ FIGURES: tuple[Figure, ...] = (
         "at least 12 points, each: same rows in the same order, same weights",
     ),
     Figure(
+        "rl_kills_async",
+        "faults",
+        "share of kills",
+        "asynchronous RL over Ray: driver at named points, rollout actor, learner actor, all of it",
+        "every run ends; no ticket trained on twice, none lost, no sample older than the limit",
+    ),
+    Figure(
         "sync_proofs",
         "faults",
         "share caught",
         "a publish withheld, cut off, swapped; float32 and bfloat16; learning rates 5e-6 and 1e-5",
         "all caught before a step or a sample, no false alarm in 500 healthy publishes",
+    ),
+    Figure(
+        "two_nodes_one_cut_off",
+        "faults",
+        "share of checks",
+        "RL over two Ray nodes in two network namespaces without a shared disk, one cut off",
+        "all: trained on both, one loss, a replacement, every step once, none too old",
     ),
     Figure(
         "imatrix_on_policy_iq2_m",

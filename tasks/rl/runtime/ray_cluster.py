@@ -182,5 +182,5 @@ async def _done(reference: Any) -> None:
 def _amounts(bundles: Sequence[Bundle]) -> str:
     total: Counter[str] = Counter()
     for bundle in bundles:
-        total.update(dict(bundle))  # type: ignore[arg-type]
+        total.update(dict(bundle))
     return " and ".join(f"{amount:g} {kind}" for kind, amount in sorted(total.items()))

@@ -1,52 +1,67 @@
-"""Generator and learner as Ray actors: on this machine, or on a cluster the config names.
-
-Started here, Ray listens on loopback only and asks for a token of this run; its own default listens
-everywhere.
-"""
+"""Generator and learner as Ray actors: on this machine, or on a cluster the config names."""
 
 import asyncio
+import itertools
 import os
-import secrets
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from configs.schema import PipelineConfig
 from configs.schema.rl_runtimes import RayRuntime
 from tasks.environments.row import Row
-from tasks.rl.errors import EngineUnavailableError
-from tasks.rl.learner import Learner, StepReport
+from tasks.models.ranks import RankGroup
+from tasks.rl.errors import EngineUnavailableError, LearnerLostError, WorkerLostError
+from tasks.rl.learner import StepReport
 from tasks.rl.prompt_queue import Ticket
-from tasks.rl.rollout_worker import Harvest, RolloutWorker
+from tasks.rl.rollout_worker import Harvest
+from tasks.rl.runtime import ray_cluster
+from tasks.rl.runtime.ray_actors import Briefing, GraderActor, LearnerActor, RolloutActor
+from tasks.rl.runtime.ray_freight import Parcel, beacon, pack, unpack
 from tasks.rl.sentinel import ProbeResult
 from tasks.rl.types import Group
 from tasks.rl.weight_sync import Receipt, SyncProof
-from tasks.sampling.types import Rollout
+from tasks.sampling.errors import EngineDiedError
+from tasks.sampling.types import PolicyVersion, Rollout
 
-OBJECT_STORE_BYTES = 256 * 1024 * 1024
-LOOPBACK = ("127.0.0.1", "::1")
-LOOPBACK_SWITCH = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
-"""Off, Ray knows this machine by its loopback address, and every server of it binds to that. To ask
-for 127.0.0.1 as the node's address is not enough: Ray replaces it by the machine's outer one."""
+T = TypeVar("T")
 ACTOR_ENVIRONMENT = (
     "DS_ACCELERATOR", "HF_HUB_OFFLINE", "TORCH_EXTENSIONS_DIR", "DO_NOT_TRACK", "PYTHONPATH",
 )  # fmt: skip
+PLAYS_AT_ONCE = 1000
+"""Calls one rollout worker takes at a time; the admission rule allows far fewer."""
+GRADER_RESTARTS = 3
 
 
 class RayDriver:
-    """`Runtime` over one learner actor and N rollout actors."""
+    """`Runtime` over N rollout actors, M learner ranks that work as one, and graders."""
 
     shares_device = False
 
     def __init__(
-        self, config: PipelineConfig, snapshot: Path, snapshot_sha256: str, rows: Sequence[Row]
+        self,
+        config: PipelineConfig,
+        snapshot: Path,
+        snapshot_sha256: str,
+        rows: Sequence[Row],
+        folder: Path,
     ) -> None:
+        """`folder`: the run's own, where a process that shares this machine's disk finds files."""
         assert isinstance(config.rl.runtime, RayRuntime)
         self._config = config
         self._settings = config.rl.runtime
-        self._arguments = (snapshot.resolve(), snapshot_sha256, list(rows))
-        self._learner: Any = None
+        self._snapshot = (snapshot.resolve(), snapshot_sha256)
+        self._rows = tuple(rows)
+        self._folder = folder.resolve()
+        self._group: Any = None
+        self._briefing: Briefing | None = None
+        self._learners: list[Any] = []
         self._workers: list[Any] = []
+        self._graders: list[Any] = []
+        self._turn = itertools.count()
+        self._learner_shares = True
+        self._worker_shares: dict[int, bool] = {}
+        self._publish: tuple[PolicyVersion, Parcel] | None = None
 
     @property
     def workers(self) -> int:
@@ -54,121 +69,267 @@ class RayDriver:
         return self._settings.rollout_workers
 
     async def start(self) -> None:
-        """Start or join Ray, then both sides at once."""
-        settings = self._settings
-        _keep_to_ourselves(settings)
-        import ray  # after that: Ray reads such settings once, at import
+        """Start or join Ray, reserve a place for every process, then begin all of them at once.
 
-        _connect(settings, cpus=settings.rollout_workers + 1)
-        snapshot, sha256, rows = self._arguments
-        environment = {name: os.environ[name] for name in ACTOR_ENVIRONMENT if name in os.environ}
-        options = {"num_cpus": 1, "max_restarts": 0}
-        self._learner = (
-            ray.remote(Learner)
-            .options(runtime_env=_environment(environment, settings.learner_threads), **options)
-            .remote(self._config, snapshot, sha256, rows[:64], threads=settings.learner_threads)
-        )
-        self._workers = [
-            ray.remote(RolloutWorker)
-            .options(runtime_env=_environment(environment, settings.rollout_threads), **options)
-            .remote(self._config, snapshot, rows, threads=settings.rollout_threads)
-            for _ in range(settings.rollout_workers)
-        ]
-        ready = [actor.__ray_ready__.remote() for actor in (self._learner, *self._workers)]
+        Raises:
+            EngineUnavailableError: no cluster, no room, or not up in time; it says what to set.
+        """
+        settings = self._settings
+        await ray_cluster.connect(settings)
+        import ray
+
+        self._group = await ray_cluster.reserve(settings)
+        snapshot, sha256 = self._snapshot
+        seen = beacon(self._folder)
+        apart = sum(node["Alive"] for node in ray.nodes()) > 1
+        parcel = pack(snapshot) if apart else None
+        self._briefing = Briefing(self._config, self._rows, snapshot, sha256, parcel, seen)
+        self._learners = [self._learner_actor(i) for i in range(settings.learner_ranks)]
+        self._workers = [self._rollout_actor(i) for i in range(settings.rollout_workers)]
+        self._graders = [self._grader_actor(i) for i in range(settings.grader_workers)]
+        begun = [self._begin_learners(), *(self._begin_worker(i) for i in range(self.workers))]
         try:
-            await asyncio.wait_for(asyncio.gather(*ready), settings.start_timeout_s)
+            await asyncio.wait_for(asyncio.gather(*begun), settings.start_timeout_s)
         except TimeoutError:
             raise EngineUnavailableError(
-                f"rl.runtime.start_timeout_s={settings.start_timeout_s}: learner and "
-                f"{settings.rollout_workers} rollout worker(s) were not up by then; the cluster "
-                "needs one free CPU for each: free some, lower rl.runtime.rollout_workers, or "
-                "raise the timeout"
+                f"rl.runtime.start_timeout_s={settings.start_timeout_s:g}: learner and "
+                f"{settings.rollout_workers} rollout worker(s) were not up by then; raise the "
+                "timeout, or look into Ray's logs of the node that was slow"
+            ) from None
+
+    def _actor(self, cls: type, bundle_index: int, threads: int, **options: Any) -> Any:
+        """Start an actor in its place of the placement group."""
+        import ray
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+        bundle = ray_cluster.bundles_of(self._settings)[bundle_index]
+        variables = {name: os.environ[name] for name in ACTOR_ENVIRONMENT if name in os.environ}
+        return ray.remote(cls).options(
+            num_cpus=bundle["CPU"],
+            num_gpus=bundle.get("GPU", 0.0),
+            runtime_env={"env_vars": {**variables, "OMP_NUM_THREADS": str(threads)}},
+            scheduling_strategy=PlacementGroupSchedulingStrategy(
+                self._group, placement_group_bundle_index=bundle_index
+            ),
+            **options,
+        )
+
+    def _learner_actor(self, rank: int) -> Any:
+        return self._actor(LearnerActor, rank, self._settings.learner_threads).remote()
+
+    def _rollout_actor(self, worker: int) -> Any:
+        index = self._settings.learner_ranks + worker
+        threads = self._settings.rollout_threads
+        return self._actor(RolloutActor, index, threads, max_concurrency=PLAYS_AT_ONCE).remote()
+
+    def _grader_actor(self, grader: int) -> Any:
+        """Grading has no state: Ray may start a grader anew and ask it again."""
+        settings = self._settings
+        index = settings.learner_ranks + settings.rollout_workers + grader
+        restarts = {"max_restarts": GRADER_RESTARTS, "max_task_retries": GRADER_RESTARTS}
+        return self._actor(GraderActor, index, 1, **restarts).remote(self._config, self._rows)
+
+    async def _begin_learners(self) -> None:
+        ranks, threads = len(self._learners), self._settings.learner_threads
+        groups: list[RankGroup | None] = [None]
+        if ranks > 1:
+            address, port = await _of_learner(self._learners[0].rendezvous.remote())
+            groups = [RankGroup(rank, ranks, address, port) for rank in range(ranks)]
+        shares = await asyncio.gather(
+            *(
+                _of_learner(actor.begin.remote(self._briefing, threads, group))
+                for actor, group in zip(self._learners, groups, strict=True)
+            )
+        )
+        self._learner_shares = shares[0]
+
+    async def _begin_worker(self, worker: int) -> None:
+        threads = self._settings.rollout_threads
+        begun = self._workers[worker].begin.remote(self._briefing, threads)
+        self._worker_shares[worker] = await _of_worker(worker, begun)
+
+    async def revive(self, worker: int) -> None:
+        """Start another actor in a lost one's place, on whichever node Ray gives that place now.
+
+        Raises:
+            WorkerLostError: none came up within `rl.runtime.start_timeout_s`.
+        """
+        import ray
+
+        ray.kill(self._workers[worker])
+        self._workers[worker] = self._rollout_actor(worker)
+        timeout_s = self._settings.start_timeout_s
+        try:
+            await asyncio.wait_for(self._begin_worker(worker), timeout_s)
+        except TimeoutError:
+            bundle = ray_cluster.rollout_bundle(self._settings)
+            raise WorkerLostError(
+                worker,
+                f"no replacement came up within rl.runtime.start_timeout_s={timeout_s:g}; it needs "
+                f"{' and '.join(f'{v:g} {k}' for k, v in bundle.items())} free on one node",
             ) from None
 
     async def play(
         self, worker: int, tickets: Sequence[Ticket], samples: int, temperature: float
     ) -> Harvest:
         """Sample episodes."""
-        harvest: Harvest = await self._workers[worker].play.remote(tickets, samples, temperature)
+        played = self._workers[worker].play.remote(tickets, samples, temperature)
+        harvest: Harvest = await _of_worker(worker, played)
         return harvest
 
     async def grade(self, worker: int, rollouts: Sequence[Rollout]) -> list[Group]:
-        """Grade episodes."""
-        groups: list[Group] = await self._workers[worker].grade.remote(rollouts)
+        """Grade episodes, beside the worker or with the next grader.
+
+        Raises:
+            EngineUnavailableError: a grader died again and again.
+        """
+        groups: list[Group]
+        if self._graders:
+            grader = self._graders[next(self._turn) % len(self._graders)]
+            groups = await _of_grader(grader.grade.remote(rollouts))
+        else:
+            groups = await _of_worker(worker, self._workers[worker].grade.remote(rollouts))
         return groups
 
     async def probe(self, worker: int) -> list[ProbeResult]:
-        """Known-answer probes."""
-        results: list[ProbeResult] = await self._workers[worker].probe.remote()
+        """Known-answer probes, answered by who grades."""
+        results: list[ProbeResult]
+        if self._graders:
+            grader = self._graders[worker % len(self._graders)]
+            results = await _of_grader(grader.probe.remote())
+        else:
+            results = await _of_worker(worker, self._workers[worker].probe.remote())
         return results
 
     async def sync(self, worker: int, receipt: Receipt) -> SyncProof:
         """Load and prove weights."""
-        proof: SyncProof = await self._workers[worker].sync.remote(receipt)
+        parcel = None
+        if not (self._learner_shares and self._worker_shares[worker]):
+            parcel = await self._parcel(receipt)
+        synced = self._workers[worker].sync.remote(receipt, parcel)
+        proof: SyncProof = await _of_worker(worker, synced)
         return proof
 
-    async def train(self, groups: Sequence[Group], kl_coefficient: float) -> StepReport:
-        """One optimiser step."""
-        report: StepReport = await self._learner.train.remote(groups, kl_coefficient)
-        return report
+    async def _parcel(self, receipt: Receipt) -> Parcel:
+        """The files of a publish; packed here once where the learner wrote them to this disk."""
+        if self._publish is None or self._publish[0] != receipt.version:
+            self._publish = (receipt.version, await asyncio.to_thread(pack, receipt.folder))
+        return self._publish[1]
+
+    async def train(
+        self,
+        groups: Sequence[Group],
+        kl_coefficient: float,
+        lr_scale: float = 1.0,
+        tightness: float = 1.0,
+    ) -> StepReport:
+        """Train on one batch."""
+        reports: list[StepReport] = await self._every_rank(
+            "train", groups, kl_coefficient, lr_scale, tightness
+        )
+        return reports[0]
 
     async def publish(self, root: Path, attempt: int) -> Receipt:
         """Write weights."""
-        receipt: Receipt = await self._learner.publish.remote(root.resolve(), attempt)
+        (receipt, parcel), *_ = await self._every_rank("publish", root.resolve(), attempt)
+        assert isinstance(receipt, Receipt)
+        if parcel is not None:
+            self._publish = (receipt.version, parcel)
         return receipt
 
     async def save(self, folder: Path) -> dict[str, str]:
         """Write the learner's state."""
-        hashes: dict[str, str] = await self._learner.save.remote(folder.resolve())
+        hashes: dict[str, str] = {}
+        for written, parcel in await self._every_rank("save", folder.resolve()):
+            hashes |= written
+            await _fetch(parcel, folder)
         return hashes
 
     async def load(self, folder: Path, steps_taken: int) -> dict[str, str]:
         """Read the learner's state."""
-        hashes: dict[str, str] = await self._learner.load.remote(folder.resolve(), steps_taken)
+        apart = self._briefing is not None and self._briefing.parcel is not None
+        parcel = await asyncio.to_thread(pack, folder) if apart else None
+        hashes: dict[str, str] = {}
+        for read in await self._every_rank("load", folder.resolve(), steps_taken, parcel):
+            hashes |= read
         return hashes
 
     async def save_policy(self, out_dir: Path) -> str:
         """Write the merged policy."""
-        sha256: str = await self._learner.save_policy.remote(out_dir.resolve())
-        return sha256
+        (sha256, parcel), *_ = await self._every_rank("save_policy", out_dir.resolve())
+        await _fetch(parcel, out_dir)
+        return str(sha256)
+
+    async def _every_rank(self, method: str, *arguments: Any) -> list[Any]:
+        """The same call to every rank of the learner; their answers by rank."""
+        calls = [getattr(actor, method).remote(*arguments) for actor in self._learners]
+        return await asyncio.gather(*(_of_learner(call) for call in calls))
 
     async def stop(self) -> None:
-        """End the actors, and Ray where it was started here."""
+        """End the actors, give their places back, and end Ray where it was started here."""
         import ray
 
-        ray.shutdown()
+        if self._briefing is not None:
+            self._briefing.seen.unlink(missing_ok=True)
+        ray.shutdown()  # ends this job's actors and its placement group wherever they are
 
 
-def _keep_to_ourselves(settings: RayRuntime) -> None:
-    """Have a Ray started here listen on loopback, and refuse who does not know this run's token."""
-    if settings.address is None:
-        os.environ[LOOPBACK_SWITCH] = "0"
-        os.environ.setdefault("RAY_AUTH_MODE", "token")
-        os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
-        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+async def _fetch(parcel: Parcel | None, folder: Path) -> None:
+    if parcel is not None:
+        await asyncio.to_thread(unpack, parcel, folder)
 
 
-def _connect(settings: RayRuntime, cpus: int) -> None:
-    import ray
+async def _of_worker(worker: int, answer: Awaitable[T]) -> T:
+    """An answer of a rollout worker.
 
-    if settings.address is not None:
-        ray.init(address=settings.address, log_to_driver=False)
-        return
-    ray.init(
-        num_cpus=cpus,
-        include_dashboard=False,
-        _node_ip_address="127.0.0.1",
-        object_store_memory=OBJECT_STORE_BYTES,
-        log_to_driver=False,
-    )
-    address = ray.util.get_node_ip_address()
-    if address not in LOOPBACK:
-        ray.shutdown()
+    Raises:
+        WorkerLostError: the process or its machine is gone.
+    """
+    try:
+        return await answer
+    except _losses() as error:
+        raise WorkerLostError(worker, _reason(error)) from None
+    except EngineDiedError as error:  # a process of its own: replaced with its worker
+        raise WorkerLostError(worker, str(error)) from None
+
+
+async def _of_learner(answer: Awaitable[T]) -> T:
+    """An answer of a learner rank.
+
+    Raises:
+        LearnerLostError: the process or its machine is gone.
+    """
+    try:
+        return await answer
+    except _losses() as error:
+        raise LearnerLostError(
+            f"a learner process is gone: {_reason(error)}; run again to go on from the last "
+            "checkpoint"
+        ) from None
+
+
+async def _of_grader(answer: Awaitable[T]) -> T:
+    try:
+        return await answer
+    except _losses() as error:
         raise EngineUnavailableError(
-            f"rl.runtime.address=null starts Ray on loopback only, and it listens at {address}: "
-            f"it is not the locked version, or was imported before {LOOPBACK_SWITCH}=0 was set"
-        )
+            f"a grader died {GRADER_RESTARTS + 1} times: {_reason(error)}; set "
+            "rl.runtime.grader_workers=0 to grade beside the rollout workers, and look for the "
+            "answer that kills it in their log"
+        ) from None
 
 
-def _environment(variables: dict[str, str], threads: int) -> dict[str, Any]:
-    return {"env_vars": {**variables, "OMP_NUM_THREADS": str(threads)}}
+def _losses() -> tuple[type[Exception], ...]:
+    """Ray's ways to say that a process, or what it held, is gone with its machine."""
+    from ray import exceptions
+
+    return (
+        exceptions.RayActorError, exceptions.WorkerCrashedError, exceptions.NodeDiedError,
+        exceptions.ObjectLostError,
+    )  # fmt: skip
+
+
+def _reason(error: Exception) -> str:
+    """Ray's explanation in one line."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return " ".join(lines)[:300]

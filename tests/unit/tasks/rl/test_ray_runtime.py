@@ -1,11 +1,13 @@
-"""The RL stage over real Ray actors: other processes, on loopback only, and none left behind."""
+"""The RL stage over real Ray actors: on loopback only, one of them killed, and none left behind."""
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -20,18 +22,21 @@ LOOPBACK = ("127.0.0.1", "::1", "::ffff:127.0.0.1")
 
 
 class Watch(threading.Thread):
-    """Notes every descendant of a process, its threads of work and where it listens."""
+    """Notes every descendant of a process and where it listens; kills one when told to."""
 
-    def __init__(self, pid: int) -> None:
+    def __init__(self, pid: int, victim: str = "", when: Callable[[], bool] = lambda: False):
+        """Kill -9 the first process of the actor `victim` once `when` holds."""
         super().__init__(daemon=True)
         self.root = psutil.Process(pid)
         self.seen: dict[int, str] = {}
         self.listening: set[tuple[str, str]] = set()
-        self.actors: dict[str, set[int]] = {}
+        self.actors: dict[str, list[int]] = {}
         self.over = threading.Event()
+        self.victim, self.when = victim, when
+        self.killed: int | None = None
 
     def run(self) -> None:
-        while not self.over.wait(0.1):
+        while not self.over.wait(0.05):
             try:
                 family = [self.root, *self.root.children(recursive=True)]
             except psutil.NoSuchProcess:
@@ -41,13 +46,17 @@ class Watch(threading.Thread):
                     self._look(process)
                 except psutil.Error:
                     continue
+            if self.killed is None and self.victim in self.actors and self.when():
+                self.killed = self.actors[self.victim][0]
+                os.kill(self.killed, signal.SIGKILL)
 
     def _look(self, process: psutil.Process) -> None:
         name = " ".join(process.cmdline()[:2])[:80]
         self.seen[process.pid] = name
-        for actor in ("Learner", "RolloutWorker"):
-            if f"ray::{actor}" in name:
-                self.actors.setdefault(actor, set()).add(process.pid)
+        for actor in ("LearnerActor", "RolloutActor", "GraderActor"):
+            pids = self.actors.setdefault(actor, []) if f"ray::{actor}" in name else [process.pid]
+            if process.pid not in pids:
+                pids.append(process.pid)
         for connection in process.net_connections("inet"):
             if connection.status == psutil.CONN_LISTEN:
                 self.listening.add((name, connection.laddr.ip))
@@ -73,15 +82,24 @@ def stage_process(folder, config, data, snapshot) -> subprocess.Popen:
         )
 
 
+def steps_told(out: Path) -> int:
+    """Optimiser steps that have a line in the metrics."""
+    path = out / "metrics.jsonl"
+    return path.read_bytes().count(b"\n") if path.exists() else 0
+
+
+STEPS = 24
+
+
 @pytest.fixture(scope="module")
 def ray_run(tiny_config, tiny_data, tiny_snapshot, tmp_path_factory):
-    """Three steps on one worker, watched from outside."""
+    """A run whose only rollout worker is killed with -9 after two steps, watched from outside."""
     folder = tmp_path_factory.mktemp("ray")
-    config = tiny_config(rl={"steps": 3, "staleness_limit": 1, "runtime": {"type": "ray"}})
+    config = tiny_config(rl={"steps": STEPS, "staleness_limit": 1, "runtime": {"type": "ray"}})
     process = stage_process(folder, config, tiny_data, tiny_snapshot)
-    watch = Watch(process.pid)
+    watch = Watch(process.pid, "RolloutActor", lambda: steps_told(folder / "rl") >= 2)
     watch.start()
-    code = process.wait(150)
+    code = process.wait(200)
     watch.over.set()
     watch.join()
     assert code == 0, (folder / "log").read_text()[-3000:]
@@ -92,16 +110,40 @@ def test_it_trains_and_leaves_what_the_inline_run_leaves(ray_run):
     out, _, _ = ray_run
     record = json.loads((out / "record.json").read_text())
     assert record["sha256"] == hash_model(out / "policy")
-    assert record["meta"]["steps"] == 3 and record["meta"]["max_staleness_seen"] <= 1
-    assert record["meta"]["sync_proofs"] >= 3
-    assert [m["step"] for m in read_metrics(out / "metrics.jsonl")] == [1, 2, 3]
+    assert record["meta"]["steps"] == STEPS and record["meta"]["max_staleness_seen"] <= 1
+    assert record["meta"]["sync_proofs"] >= STEPS
+    assert [m["step"] for m in read_metrics(out / "metrics.jsonl")] == list(range(1, STEPS + 1))
     assert set(json.loads((out / "ledger.json").read_text())["seconds"]) == {
         "learner",
         "rollout-0",
     }
 
 
-def test_the_books_balance_over_processes(ray_run):
+def test_the_worker_that_was_killed_was_replaced_once(ray_run):
+    out, watch, _ = ray_run
+    first, second = watch.actors["RolloutActor"]
+    assert watch.killed == first != second
+    meta = json.loads((out / "record.json").read_text())["meta"]
+    assert meta["worker_losses"] == 1 and meta["resumes"] == 0
+    log = (out.parent / "log").read_text()
+    assert log.count("rollout-0 is lost") == 1
+
+
+def test_every_prompt_it_had_is_trained_on_or_waits_to_be_dispatched_again(ray_run):
+    out, _, _ = ray_run
+    newest = sorted((out / "checkpoints").glob("step-*"))[-1]
+    queue = json.loads((newest / "manifest.json").read_text())["loop"]["queue"]
+    kept = [t["serial"] for t in (*queue["waiting"], *queue["open"])]
+    assert len(kept) == len(set(kept))
+    trained = [json.loads(x) for x in (out / "trained_rows.jsonl").read_text().splitlines()]
+    groups = [row for step in trained for row in step["row_ids"]]
+    assert len(groups) == STEPS * 2
+    samples = json.loads((out / "ledger.json").read_text())["samples"]
+    filtered = samples["filtered"] // 4  # batches without a solved problem: done with, too
+    assert queue["next_serial"] == len(groups) + filtered + len(kept)
+
+
+def test_the_books_balance_over_processes_and_a_loss(ray_run):
     out, _, _ = ray_run
     ledger = json.loads((out / "record.json").read_text())["meta"]["ledger"]
     assert ledger["balanced"], ledger
@@ -109,9 +151,8 @@ def test_the_books_balance_over_processes(ray_run):
 
 def test_learner_and_worker_are_processes_of_their_own(ray_run):
     _, watch, driver = ray_run
-    learner, worker = watch.actors["Learner"], watch.actors["RolloutWorker"]
-    assert len(learner) == len(worker) == 1 and not learner & worker
-    assert driver not in learner | worker
+    (learner,), workers = watch.actors["LearnerActor"], watch.actors["RolloutActor"]
+    assert len({driver, learner, *workers}) == 4
 
 
 def test_nothing_listens_beyond_loopback(ray_run):
@@ -142,6 +183,7 @@ def lives(pid: int, name: str) -> bool:
         return False
 
 
+@pytest.mark.slow
 def test_actors_that_do_not_come_up_in_time_are_a_named_error(
     tiny_config, tiny_data, tiny_snapshot, tmp_path
 ):
