@@ -29,7 +29,7 @@ QUICK_TO_NOTICE = {
 def namespaces_refused() -> str | None:
     """Why this machine cannot make namespaces, or None."""
     tried = subprocess.run(
-        ["unshare", "--net", "--mount", "sh", "-c", "ip link add veth-a type veth peer name veth-b"],
+        ["unshare", "--net", "--mount", "ip", "link", "add", "va", "type", "veth", "peer", "vb"],
         capture_output=True, text=True,
     )  # fmt: skip
     return None if tried.returncode == 0 else tried.stderr.strip() or "no reason given"

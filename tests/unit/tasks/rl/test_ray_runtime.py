@@ -192,3 +192,33 @@ def test_actors_that_do_not_come_up_in_time_are_a_named_error(
     assert process.wait(100) == 1
     log = (tmp_path / "log").read_text()
     assert "EngineUnavailableError: rl.runtime.start_timeout_s=0.05" in log, log[-3000:]
+
+
+@pytest.mark.slow
+def test_two_ranks_and_a_grader_and_a_rank_that_dies(
+    tiny_config, tiny_data, tiny_snapshot, tmp_path
+):
+    """Killed after three steps, the run says so and goes on from what both ranks had kept."""
+    runtime = {"type": "ray", "learner_ranks": 2, "grader_workers": 1}
+    rl = {"steps": 6, "staleness_limit": 1, "runtime": runtime, "deepspeed": {"zero_stage": 2}}
+    config = tiny_config(rl=rl)
+    process = stage_process(tmp_path, config, tiny_data, tiny_snapshot)
+    watch = Watch(process.pid, "LearnerActor", lambda: steps_told(tmp_path / "rl") >= 3)
+    watch.start()
+    assert process.wait(200) == 1
+    watch.join()
+    log = (tmp_path / "log").read_text()
+    assert "LearnerLostError: a learner process is gone" in log, log[-3000:]
+    assert [len(watch.actors[a]) for a in ("LearnerActor", "RolloutActor", "GraderActor")] == [
+        2, 1, 1,
+    ]  # fmt: skip
+    kept = sorted((tmp_path / "rl" / "checkpoints").glob("step-*"))[-1]
+    files = {p.name for p in kept.iterdir()}
+    assert {"optimiser-0-of-2.safetensors", "optimiser-1-of-2.safetensors"} <= files
+
+    process = stage_process(tmp_path, config, tiny_data, tiny_snapshot)
+    assert process.wait(200) == 0, (tmp_path / "log").read_text()[-3000:]
+    meta = json.loads((tmp_path / "rl" / "record.json").read_text())["meta"]
+    assert meta["steps"] == 6 and meta["resumes"] == 1 and meta["ledger"]["balanced"]
+    steps = [m["step"] for m in read_metrics(tmp_path / "rl" / "metrics.jsonl")]
+    assert steps == [1, 2, 3, 4, 5, 6]
