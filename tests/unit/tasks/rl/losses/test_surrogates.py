@@ -212,7 +212,7 @@ def random_example(config, seed: int) -> Example:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("name", LOSSES)
 def test_value_and_gradient_match_plain_python_and_finite_differences(name, seed):
     config, h, denominator = LOSSES[name], 1e-6, 7.0
@@ -235,7 +235,7 @@ def test_value_and_gradient_match_plain_python_and_finite_differences(name, seed
 def test_the_random_examples_meet_every_branch():
     # What the comparison above rests on: both sides of every bound, and rejected samples, occur.
     for name, config in LOSSES.items():
-        found = [random_example(config, s).run(config, 1.0)[2] for s in range(6)]
+        found = [random_example(config, s).run(config, 1.0)[2] for s in range(4)]
         merged = merge_metrics(found)
         assert 0 < merged["kept_tokens_sum"] < merged["advantage_tokens_sum"], name
         if config.geometric_reject is not None:
