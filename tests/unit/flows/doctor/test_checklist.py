@@ -218,3 +218,19 @@ def test_records_are_those_of_the_profiles_newest_run(tmp_path: Path) -> None:
     assert newest_records(tmp_path, "a")["sft"].sha256 == "2" * 64
     assert newest_records(tmp_path, "c") == {}
     assert newest_records(tmp_path / "none", "a") == {}
+
+
+@pytest.mark.parametrize(
+    ("kind", "bounds"),
+    [
+        ("ppo_clip", "ppo_clip clip [0.8, 1.28], dual clip 3.0"),
+        ("cispo", "cispo clip [0, 5]"),
+        ("gspo", "gspo clip [0.9997, 1.0004]"),
+        ("icepop", "icepop band [0.5, 5]"),
+        ("tis", "tis weights per token up to 2"),
+    ],
+)
+def test_every_loss_shows_its_bounds_and_its_defaults_are_usual(kind: str, bounds: str) -> None:
+    finding = row("KL and clipping", config_with(rl__loss__type=kind))
+    assert finding.status == "pass", finding
+    assert bounds in finding.looked_at
