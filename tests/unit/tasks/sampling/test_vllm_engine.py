@@ -309,6 +309,22 @@ def test_aborted_and_overdue_turns_are_answered_and_counted(engine):
     assert (engine.counters.aborted, engine.counters.timed_out) == (1, 1)
 
 
+def test_whoever_blocks_gets_the_same(engine, publish):
+    from tasks.sampling.vllm_engine import BlockingVllmEngine
+
+    blocking = BlockingVllmEngine(engine)
+    weights, sha256, _ = publish(31)
+    assert blocking.load_policy(weights, PolicyVersion(0, 31)) == sha256
+    assert blocking.policy_version == PolicyVersion(0, 31) and blocking.max_length == LENGTH
+    asked = [request(f"b{i}", seed=i) for i in range(5)]
+    assert blocking.generate(asked) == all_of(engine, asked) and blocking.generate([]) == []
+    sequence = [1, 5, 9, 30]
+    assert blocking.score([sequence], 1.0) == asyncio.run(engine.score([sequence], 1.0))
+    blocking.sleep()  # the CPU build keeps its memory; order and state are what can be seen here
+    blocking.wake()
+    assert blocking.generate(asked) == all_of(engine, asked)
+
+
 def test_more_requests_than_sequences_all_come_back(engine):
     asked = [request(f"m{i}", (1, 5, 3 + i), 1.0, 16, i) for i in range(60)]
     answers = all_of(engine, asked)
