@@ -13,6 +13,7 @@ from tasks.rl.exchange import LEARNER, Exchange
 from tasks.rl.grader import weigh
 from tasks.rl.learner import StepReport
 from tasks.rl.ledger import SampleFate, SlotState
+from tasks.rl.loop_state import TrainedBatch
 from tasks.rl.reward_gate import RewardGate
 from tasks.rl.sentinel import Decision, ProbeResult, SentinelTrippedError
 from tasks.rl.staleness import fresh_lr_scale, staleness_steps
@@ -198,7 +199,13 @@ class Consumer:
         """Close the batch's tickets, book what the step was worth; returns its metrics."""
         ages = [staleness_steps(g.oldest_step, self._state.learner_version) for g in groups]
         self._state.queue.consumed(int(g.group_id) for g in groups)
-        self._state.trained.append((report.learner_version, [g.row_id for g in groups]))
+        self._state.trained.append(
+            TrainedBatch(
+                report.learner_version,
+                [g.row_id for g in groups],
+                [int(g.group_id) for g in groups],
+            )
+        )
         self._state.ledger.count(SampleFate.TRAINED, sum(len(g.rollouts) for g in groups))
         self._state.ledger.add_effective(report.effective_samples)
         metrics = self._state.meter.trained(groups, ages, report)
@@ -208,6 +215,13 @@ class Consumer:
     def _control(self, metrics: dict[str, float], step: int) -> None:
         """Let the controllers see the step; adds what they set to its metrics."""
         metrics["kl_coefficient"] = self._state.kl_coefficient
+        metrics["utilisation"] = self._exchange.utilisation()
+        diverged = self._state.divergence.observe(
+            metrics["utilisation"], metrics.get("effective_share", 0.0)
+        )
+        if diverged is not None:
+            self._state.meter.count("divergences")
+            logger.warning("step %d: %s", step, diverged)
         if self._state.kl and "kl_k1_mean" in metrics:
             self._state.kl.update(metrics["kl_k1_mean"], step)
         advice = self._state.alarm.observe(step, metrics.get("weight_max", 1.0))
@@ -232,12 +246,13 @@ class Consumer:
     async def _checkpoint(self) -> None:
         for clock in self._exchange.clocks:
             clock.flush()
-        await self._checkpoints.write(
-            self._state.learner_version,
-            self._state.attempt,
-            self._state.state_dict(self._exchange.wall_s()),
-            self._runtime.save,
-        )
+        with self._exchange.watchdog.waiting(LEARNER, "a checkpoint"):
+            await self._checkpoints.write(
+                self._state.learner_version,
+                self._state.attempt,
+                self._state.state_dict(self._exchange.wall_s()),
+                self._runtime.save,
+            )
 
     def _tell(self, metrics: Mapping[str, float]) -> None:
         step = self._state.learner_version

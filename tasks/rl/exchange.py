@@ -103,11 +103,21 @@ class Exchange:
         rollout_clocks = self.clocks[-runtime.workers :]
         self.seats = [Seat(i, clock) for i, clock in enumerate(rollout_clocks)]
         self._bell = asyncio.Condition()
+        self._booked = (0.0, 0.0)
         self.started_s = time.monotonic()
 
     def wall_s(self) -> float:
         """Wall-clock of this attempt so far."""
         return time.monotonic() - self.started_s
+
+    def utilisation(self) -> float:
+        """Share of the slots' time since the last call that was not idle; 1 where none passed."""
+        for clock in self.clocks:
+            clock.flush()
+        seconds = self.state.ledger.seconds_by_state()
+        total, idle = sum(seconds.values()), seconds.get(SlotState.IDLE, 0.0)
+        (before, idle_before), self._booked = self._booked, (total, idle)
+        return 1 - (idle - idle_before) / (total - before) if total > before else 1.0
 
     # -- waiting --------------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ from tasks.sampling.types import Rollout
 COUNTS = (
     "samples", "skipped_steps", "suspicions", "proofs", "episodes", "generated_tokens",
     "carried_episodes", "tool_calls", "tool_errors", "tool_timeouts", "refused_samples",
-    "overdue_plays", "abandoned_prompts", "worker_losses",
+    "overdue_plays", "abandoned_prompts", "worker_losses", "divergences",
 )  # fmt: skip
 
 
@@ -142,7 +142,7 @@ class CycleMeter:
         if cycle["tool_calls"]:
             metrics["tool_error_share"] = cycle["tool_errors"] / cycle["tool_calls"]
             metrics["tool_timeout_share"] = cycle["tool_timeouts"] / cycle["tool_calls"]
-        for name in ("refused_samples", "overdue_plays", "worker_losses"):
+        for name in ("refused_samples", "overdue_plays", "worker_losses", "divergences"):
             if self.counts[name]:
                 metrics[name] = float(self.counts[name])
         if self._temperature is not None:

@@ -1,15 +1,28 @@
 """Everything of the loop that a checkpoint keeps, in one place."""
 
 from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from configs.schema.rl import RLConfig
 from tasks.rl.checkpoint import Saved
 from tasks.rl.controllers import AdaptiveKlController, PublishInterval, WeightAlarm
+from tasks.rl.divergence import DivergenceFlag
 from tasks.rl.ledger import CostLedger
 from tasks.rl.loop_metrics import CycleMeter
 from tasks.rl.prompt_queue import PromptQueue
 from tasks.rl.sentinel import RewardSentinel
+
+
+@dataclass(frozen=True)
+class TrainedBatch:
+    """What one optimiser step trained on."""
+
+    step: int
+    row_ids: list[str]
+    """Of each group."""
+    tickets: list[int]
+    """Serial number of each group's ticket; no number comes twice in a run."""
 
 
 class LoopState:
@@ -26,11 +39,12 @@ class LoopState:
         self._fixed_kl_coefficient = config.kl.coefficient
         self.sentinel = RewardSentinel(config.sentinel)
         self.alarm = WeightAlarm(config.weight_alarm)
+        self.divergence = DivergenceFlag()
         self.meter = CycleMeter()
         self.ledger = CostLedger(slots, usd_per_device_hour=0.0)
         self.attempt = 0
         self.learner_version = 0
-        self.trained: list[tuple[int, list[str]]] = []
+        self.trained: list[TrainedBatch] = []
         """For every optimiser step, the rows whose groups it trained on."""
 
     @property
@@ -46,9 +60,10 @@ class LoopState:
             "kl": self.kl.state_dict() if self.kl else None,
             "sentinel": self.sentinel.state_dict(),
             "alarm": self.alarm.state_dict(),
+            "divergence": self.divergence.state_dict(),
             "meter": self.meter.state_dict(),
             "ledger": self.ledger.to_json(wall_s),
-            "trained": [[step, row_ids] for step, row_ids in self.trained],
+            "trained": [asdict(batch) for batch in self.trained],
         }
 
     def resume(self, saved: Saved) -> None:
@@ -63,6 +78,7 @@ class LoopState:
             self.kl.load_state(state["kl"])
         self.sentinel.load_state(state["sentinel"])
         self.alarm.load_state(state["alarm"])
+        self.divergence.load_state(state["divergence"])
         self.meter.load_state(state["meter"])
         self.ledger = CostLedger.from_json(state["ledger"])
-        self.trained = [(int(step), list(row_ids)) for step, row_ids in state["trained"]]
+        self.trained = [TrainedBatch(**batch) for batch in state["trained"]]

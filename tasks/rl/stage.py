@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -69,8 +70,7 @@ async def _run(
     finally:
         await runtime.stop()
     write_jsonl(out_dir / "rollouts.jsonl", final)
-    trained = [{"step": step, "row_ids": row_ids} for step, row_ids in state.trained]
-    write_jsonl(out_dir / "trained_rows.jsonl", trained)
+    write_jsonl(out_dir / "trained_rows.jsonl", map(asdict, state.trained))
     summary = summarise(config, state) | {
         "reward_gate": gate.summary(),
         "ledger": {
@@ -184,4 +184,5 @@ def summarise(config: PipelineConfig, state: LoopState) -> dict[str, Any]:
         "overdue_plays": counts["overdue_plays"],
         "abandoned_prompts": counts["abandoned_prompts"],
         "worker_losses": counts["worker_losses"],
+        "divergences": counts["divergences"],
     }

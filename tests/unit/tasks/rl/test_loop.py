@@ -495,6 +495,31 @@ def test_a_pause_nobody_logged_breaks_the_balance(run_of, monkeypatch):
     assert not run.state.ledger.balance(run.loop.wall_s()).balanced
 
 
+def test_busy_slots_that_learn_less_are_flagged(run_of):
+    runtime = SleepyRuntime(1, 1, {"play": 0.001, "train": 0.001})
+    runtime.shares_device = True  # one device in turns is never idle
+    train = runtime.train
+
+    async def worth_less(*call):
+        report = await train(*call)
+        share = 0.8 if report.learner_version <= 8 else 0.1
+        return replace(report, metrics=report.metrics | {"effective_share": share})
+
+    runtime.train = worth_less
+    run = run_of(runtime, steps=16).go()
+    shown = [m["values"] for m in run.metrics]
+    assert [values["utilisation"] for values in shown] == [1.0] * 16
+    assert run.state.meter.counts["divergences"] == 1 == shown[-1]["divergences"]
+    assert "divergences" not in shown[9]
+
+
+def test_a_slot_that_waits_is_not_utilised(run_of):
+    runtime = SleepyRuntime(0, 1, {"play": 0.004, "train": 0.004})
+    run = run_of(runtime).go()
+    shares = [m["values"]["utilisation"] for m in run.metrics]
+    assert 0.3 < sum(shares) / len(shares) < 0.8  # two slots, one of them idle all the time
+
+
 def test_shares_and_metrics_of_a_finished_run(run_of):
     run = run_of(SleepyRuntime(1, 1, {"play": 0.002, "train": 0.002})).go()
     assert run.state.ledger.share(SampleFate.TRAINED) == 1.0
