@@ -16,7 +16,7 @@ from tests.tiny_run import tiny_config, tiny_data, tiny_snapshot, tiny_tokenizer
 __all__ = ["tiny_config", "tiny_data", "tiny_snapshot", "tiny_tokenizer"]
 pytestmark = [pytest.mark.faults, pytest.mark.needs("ip", "unshare")]
 SCRIPT = Path(__file__).parents[1] / "unit" / "tasks" / "rl" / "run_rl_stage.py"
-STEPS = 60
+STEPS = 40
 RUNTIME = {
     "type": "ray",
     "rollout_workers": 2,

@@ -5,12 +5,14 @@ files. Both ask for a token.
 """
 
 import os
+import re
 import secrets
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -40,6 +42,7 @@ class TwoNodes:
 
     def __init__(self, head_cpus: int, node_cpus: int, hidden: Path, temporary: Path) -> None:
         """The node sees nothing of `hidden`; Ray's sockets lie in `temporary`, a short path."""
+        _end_orphans()
         self._name = f"rl{os.getpid()}"
         self._processes: list[subprocess.Popen] = []
         self._logs = hidden
@@ -135,15 +138,26 @@ class TwoNodes:
     def close(self) -> None:
         """End every process of both namespaces, and the namespaces."""
         for namespace in (self.node, self.head):
-            for pid in _run("ip", "netns", "pids", namespace).split():
-                try:
-                    os.kill(int(pid), signal.SIGKILL)
-                except ProcessLookupError:
-                    continue
+            _end(namespace)
         for process in self._processes:
             process.wait()
-        for namespace in (self.node, self.head):
-            _run("ip", "netns", "delete", namespace)
+
+
+def _end(namespace: str) -> None:
+    """Kill everything in a namespace and take it away."""
+    for pid in _run("ip", "netns", "pids", namespace).split():
+        with suppress(ProcessLookupError):
+            os.kill(int(pid), signal.SIGKILL)
+    _run("ip", "netns", "delete", namespace)
+
+
+def _end_orphans() -> None:
+    """Take away what a test that was killed itself has left."""
+    for line in _run("ip", "netns", "list").splitlines():
+        name = line.split()[0]
+        owner = re.fullmatch(r"rl(\d+)-(head|node)", name)
+        if owner and not psutil.pid_exists(int(owner[1])):
+            _end(name)
 
 
 def wait_until(holds: Callable[[], bool], seconds: float, what: str) -> None:

@@ -82,6 +82,10 @@ class RolloutActor:
             shutil.rmtree(self._copies.popleft(), ignore_errors=True)
         return proof
 
+    async def close(self) -> None:
+        """End the engine's own processes, where it has any."""
+        await self._worker.close()
+
 
 class GraderActor:
     """A grader in a process of its own."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import logging
 import os
 from collections.abc import Awaitable, Sequence
 from pathlib import Path
@@ -24,6 +25,7 @@ from tasks.rl.weight_sync import Receipt, SyncProof
 from tasks.sampling.errors import EngineDiedError
 from tasks.sampling.types import PolicyVersion, Rollout
 
+logger = logging.getLogger(__name__)
 T = TypeVar("T")
 ACTOR_ENVIRONMENT = (
     "DS_ACCELERATOR", "HF_HUB_OFFLINE", "TORCH_EXTENSIONS_DIR", "DO_NOT_TRACK", "PYTHONPATH",
@@ -31,6 +33,8 @@ ACTOR_ENVIRONMENT = (
 PLAYS_AT_ONCE = 1000
 """Calls one rollout worker takes at a time; the admission rule allows far fewer."""
 GRADER_RESTARTS = 3
+CLOSE_TIMEOUT_S = 10.0
+"""Time a rollout worker gets to end its engine before it is ended itself."""
 
 
 class RayDriver:
@@ -269,9 +273,21 @@ class RayDriver:
         """End the actors, give their places back, and end Ray where it was started here."""
         import ray
 
+        closing = [asyncio.ensure_future(_done(w.close.remote())) for w in self._workers]
+        if closing:  # an engine may have processes of its own, which Ray would leave behind
+            _, late = await asyncio.wait(closing, timeout=CLOSE_TIMEOUT_S)
+            failed = [c.exception() for c in closing if c.done() and not c.cancelled()]
+            for error in filter(None, failed):
+                logger.info("a rollout worker ended without closing its engine: %s", error)
+            for task in late:
+                task.cancel()
         if self._briefing is not None:
             self._briefing.seen.unlink(missing_ok=True)
         ray.shutdown()  # ends this job's actors and its placement group wherever they are
+
+
+async def _done(answer: Awaitable[None]) -> None:
+    await answer
 
 
 async def _fetch(parcel: Parcel | None, folder: Path) -> None:
