@@ -1,8 +1,9 @@
-"""Runs RL stages in children that kill themselves at a named point; orders come on stdin.
+"""Runs RL stages that kill themselves at a named point; orders come on stdin.
 
 The heavy imports happen once, here; every order forks. A point is a function of the shipped code,
 named as `module:Class.function`; the child sends itself SIGKILL when it is entered or left for the
-n-th time, so that nothing of it, no `finally` and no buffer, has a chance to tidy up.
+n-th time, so that nothing of it, no `finally` and no buffer, has a chance to tidy up. Without an
+argument there is one order and no fork: Ray does not survive one.
 """
 
 import asyncio
@@ -104,6 +105,9 @@ def fork(order: dict[str, Any]) -> int:
 
 def main() -> None:
     """Answer each order, one line of JSON, with its exit status on the descriptor argument 1."""
+    if len(sys.argv) == 1:
+        run(json.loads(sys.stdin.read()))
+        return
     with os.fdopen(int(sys.argv[1]), "w") as answers:  # libraries write to stdout as they like
         for line in sys.stdin:
             answers.write(f"{fork(json.loads(line))}\n")
