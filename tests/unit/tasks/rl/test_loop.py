@@ -21,6 +21,7 @@ from tasks.rl.errors import (
     RewardShapeError,
     SyncProofError,
     TooManyWorkersLostError,
+    WorkerLostError,
 )
 from tasks.rl.exchange import slots_of
 from tasks.rl.ledger import SampleFate
@@ -94,7 +95,7 @@ def accounts_balance(run: Run, *, refused: bool = False) -> None:
         assert len(closed) == len(serials) + fates["filtered"] // 4
 
 
-@settings(deadline=None, max_examples=80, suppress_health_check=list(HealthCheck))
+@settings(deadline=None, max_examples=50, suppress_health_check=list(HealthCheck))
 @given(
     limit=st.integers(0, 4),
     publish=st.tuples(st.integers(1, 5), st.integers(1, 5)),
@@ -321,6 +322,20 @@ def test_a_dead_worker_is_replaced_and_its_prompts_are_dispatched_again(run_of):
     accounts_balance(run)
     assert any(int(i.split(".")[1]) > 0 for i in runtime.trained)  # reissued, then trained on
     assert run.metrics[-1]["values"]["worker_losses"] == 2
+
+
+def test_a_worker_that_dies_over_the_last_publish_is_replaced_too(run_of):
+    """Whoever samples the finished policy has to hold it."""
+
+    class DiesAtTheEnd(SleepyRuntime):
+        async def sync(self, worker, receipt):
+            if receipt.version.step == 8 and not self.revived:
+                raise WorkerLostError(worker, "killed")
+            return await super().sync(worker, receipt)
+
+    run = run_of(DiesAtTheEnd(1)).go()
+    assert run.runtime.revived == run.state.meter.counts["worker_losses"] == 1
+    assert run.runtime.proven == [8]
 
 
 def test_more_losses_than_allowed_end_the_run_by_name(run_of):
