@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from configs.schema.base import Config
 
@@ -59,5 +59,22 @@ class DeepSpeedSettings(Config):
     micro_batching: Literal["packed", "bucketed"] = "packed"
     """`packed` lays real tokens end to end, so that layers compute no padding; `bucketed` pads
     samples of similar length, for models whose attention cannot be packed."""
+    gradient_checkpointing: bool = False
+    """Compute layers anew in the backward pass instead of keeping what they made: about a third
+    more time for a fraction of the memory."""
+    logits_chunk_tokens: int | None = Field(None, ge=1)
+    """Make the logits of so many tokens at a time, and again in the backward pass; null makes them
+    all at once. With a large vocabulary they are most of the memory."""
     threads: int | None = Field(None, ge=1)
     """CPU threads of the learner; None lets the runtime share the cores out."""
+
+    @model_validator(mode="after")
+    def _ranks_call_alike(self) -> "DeepSpeedSettings":
+        if self.zero_stage == 3 and self.logits_chunk_tokens is not None:
+            raise ValueError(
+                f"deepspeed.logits_chunk_tokens={self.logits_chunk_tokens} with "
+                "deepspeed.zero_stage=3: ranks with unlike numbers of chunks would wait for each "
+                "other for ever; set it to null and lower deepspeed.micro_batch_tokens, or use "
+                "zero_stage 2"
+            )
+        return self

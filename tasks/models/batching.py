@@ -4,28 +4,24 @@ from collections.abc import Sequence
 
 import torch
 
-GRID_BOUND = 2
-"""Attention works on the padded grid even where layers do not: it may be this many budgets."""
-
 
 def micro_batches(
     lengths: Sequence[int], max_tokens: int, *, packed: bool = False, multiple_of: int = 1
 ) -> list[list[int]]:
     """Indices grouped by length, longest first, within `max_tokens` of computed tokens.
 
-    Computed are rows × longest, padding included; packed, the real tokens alone, as long as the
-    grid stays within `GRID_BOUND` budgets. A single row longer than the budget gets a micro-batch
-    of its own. Ranks that step together need equally many: micro-batches are halved, and empty ones
-    added, until there are a multiple of `multiple_of`.
+    Computed are rows × longest, padding included; packed, the real tokens alone. A single row
+    longer than the budget gets a micro-batch of its own. Ranks that step together need equally
+    many: micro-batches are halved, and empty ones added, until there are a multiple of
+    `multiple_of`.
     """
     order = sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))
     batches: list[list[int]] = []
     tokens = 0
     for index in order:
-        grid = (len(batches[-1]) + 1) * lengths[batches[-1][0]] if batches else 0
         tokens += lengths[index]
-        room = max(tokens, grid / GRID_BOUND) if packed else grid
-        if batches and room <= max_tokens:
+        padded = (len(batches[-1]) + 1) * lengths[batches[-1][0]] if batches else 0
+        if batches and (tokens if packed else padded) <= max_tokens:
             batches[-1].append(index)
         else:
             batches.append([index])
@@ -59,10 +55,8 @@ def padding_share(lengths: Sequence[int], batches: Sequence[Sequence[int]]) -> f
 def pad_rows(rows: Sequence[Sequence[float]], dtype: torch.dtype) -> torch.Tensor:
     """Right-padded (B, T) tensor, 0 where there is no element."""
     longest = max((len(row) for row in rows), default=0)
-    padded = torch.zeros(len(rows), longest, dtype=dtype)
-    for i, row in enumerate(rows):
-        padded[i, : len(row)] = torch.tensor(row, dtype=dtype)
-    return padded
+    padded = [[*row, *[0] * (longest - len(row))] for row in rows]
+    return torch.tensor(padded, dtype=dtype).reshape(len(rows), longest)
 
 
 def valid_by_length(lengths: Sequence[int]) -> torch.Tensor:

@@ -9,21 +9,24 @@ class TokenScores(NamedTuple):
     """Scores of N tokens: log-probability and entropy of the distribution each came from, nats."""
 
     logprobs_N: torch.Tensor
-    entropy_N: torch.Tensor
+    entropy_N: torch.Tensor | None
+    """None in a pass without gradient: nobody asks for it there, and it costs as much again."""
 
 
 def score_tokens(
     logits_N_V: torch.Tensor, token_ids_N: torch.Tensor, temperature_N: torch.Tensor
 ) -> TokenScores:
-    """log softmax(logits / T) of each token, and the entropy of that distribution (no gradient).
+    """log softmax(logits / T) of each token, and the entropy of that distribution (itself without
+    gradient).
 
     Logits are divided before the softmax; dividing log-probabilities would not sum to one.
     """
     logp = torch.log_softmax(logits_N_V.float() / temperature_N[:, None], dim=-1)
     chosen = logp.gather(-1, token_ids_N[:, None]).squeeze(-1)
+    if not torch.is_grad_enabled():
+        return TokenScores(chosen, None)
     with torch.no_grad():
-        entropy = -(logp.exp() * logp).sum(-1)
-    return TokenScores(chosen, entropy)
+        return TokenScores(chosen, -(logp.exp() * logp).sum(-1))
 
 
 def tempered_logprobs(

@@ -83,18 +83,25 @@ def gather(values: torch.Tensor) -> list[torch.Tensor]:
     """Every rank's tensor of this shape and type, in order of rank."""
     if world_size() == 1:
         return [values]
-    everyone = [torch.empty_like(values) for _ in range(world_size())]
-    torch.distributed.all_gather(everyone, values.contiguous())
-    return everyone
+    own = _carried(values)
+    everyone = [torch.empty_like(own) for _ in range(world_size())]
+    torch.distributed.all_gather(everyone, own)
+    return [theirs.to(values.device) for theirs in everyone]
 
 
 def add_up(values: torch.Tensor) -> torch.Tensor:
     """The sum over ranks of a tensor of one shape."""
     if world_size() == 1:
         return values
-    total = values.clone()
+    total = _carried(values).clone()
     torch.distributed.all_reduce(total)
-    return total
+    return total.to(values.device)
+
+
+def _carried(values: torch.Tensor) -> torch.Tensor:
+    """Where the ranks' backend can send it: NCCL knows GPUs only."""
+    on_gpu = torch.distributed.get_backend() == "nccl"
+    return (values.cuda() if on_gpu else values).contiguous()
 
 
 def add_gradients(parameters: Iterable[torch.nn.Parameter]) -> None:

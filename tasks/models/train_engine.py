@@ -173,7 +173,9 @@ class TrainEngine:
             if name == MASTER:
                 parameter.data.copy_(value)
             else:
-                self._base_optimizer.state[parameter][name] = value.clone()
+                counts = name == "step" and self._sharded  # kept on the CPU unless fused
+                device = torch.device("cpu") if counts else parameter.device
+                self._base_optimizer.state[parameter][name] = value.to(device, copy=True)
         self.steps_taken = steps_taken
 
     def _optimised(self) -> list[torch.Tensor]:

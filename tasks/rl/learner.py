@@ -101,8 +101,8 @@ class Learner:
         self._published_logprobs: tuple[float, ...] | None = None
 
     def _policy(self, model: torch.nn.Module, *, value_head: bool) -> PolicyModule:
-        packed = self._config.deepspeed.micro_batching == "packed"
-        return PolicyModule(model, value_head=value_head, seed=self._config.seed, packed=packed)
+        rl = self._config
+        return PolicyModule.of(model, rl.deepspeed, value_head=value_head, seed=rl.seed)
 
     @property
     def learner_version(self) -> int:
@@ -252,6 +252,7 @@ class Learner:
             loss = loss + self._config.credit.value_coefficient * value.loss
             metrics = metrics | value.metrics
         self._engine.backward(loss)
+        assert scores.entropy_B_T is not None
         entropy = scores.entropy_B_T.sum()
         return metrics | {"entropy_sum": entropy, "entropy_tokens_sum": batch.action_mask_B_T.sum()}
 

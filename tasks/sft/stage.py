@@ -47,8 +47,7 @@ def run(
     examples, too_long = encode(demonstrations, renderer, config.model.max_length)
     trained = attach(model, sft.trainable, sft.seed)
     if sft.steps:
-        packed = sft.deepspeed.micro_batching == "packed"
-        module = PolicyModule(trained, value_head=False, seed=sft.seed, packed=packed)
+        module = PolicyModule.of(trained, sft.deepspeed, value_head=False, seed=sft.seed)
         engine = TrainEngine(module, sft.optimiser, sft.deepspeed, total_steps=sft.steps)
         module.train()
         fit(engine, examples, config, report)

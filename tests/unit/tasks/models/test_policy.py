@@ -139,3 +139,39 @@ def test_micro_batches_hold_every_row_once_within_the_budget(budget):
 def test_padding_an_empty_list_is_empty():
     assert pad_rows([], torch.float32).shape == (0, 0)
     assert pad_rows([[], [1.5]], torch.float32).tolist() == [[0.0], [1.5]]
+
+
+@pytest.mark.parametrize("packed", [True, False])
+@pytest.mark.parametrize("saving", [{"recompute": True}, {"logits_chunk": 3}, {"logits_chunk": 1}])
+def test_saving_memory_changes_neither_scores_nor_gradients(tiny_model, packed, saving):
+    def run(**settings):
+        model = attach(tiny_model(), Lora(r=4, targets=("q_proj", "down_proj")), seed=0)
+        module = PolicyModule(model, value_head=False, seed=0, packed=packed, **settings).train()
+        result = scores(module, ROWS, [whole(r) for r in ROWS], 0.8)
+        (result.logprobs_B_T * torch.arange(6)).sum().backward()
+        grads = [p.grad.flatten() for p in module.parameters() if p.requires_grad]
+        return result, torch.cat(grads)
+
+    (plain, plain_grad), (saved, saved_grad) = run(), run(**saving)
+    torch.testing.assert_close(saved.logprobs_B_T, plain.logprobs_B_T, rtol=0, atol=1e-6)
+    torch.testing.assert_close(saved.entropy_B_T, plain.entropy_B_T, rtol=0, atol=1e-6)
+    assert plain_grad.norm() > 1e-3
+    assert (saved_grad - plain_grad).norm() <= 1e-5 * plain_grad.norm()
+
+
+def test_recomputing_keeps_less_for_the_backward_pass(tiny_model):
+    def kept(**settings) -> int:
+        module = PolicyModule(tiny_model(), value_head=False, seed=0, packed=True, **settings)
+        elements = []
+        pack = lambda t: elements.append(t.numel()) or t  # noqa: E731
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+            scores(module.train().requires_grad_(True), ROWS, [whole(r) for r in ROWS])
+        return sum(elements)
+
+    assert kept(recompute=True) < 0.8 * kept()
+    assert kept(logits_chunk=2) < kept()
+
+
+def test_no_entropy_without_a_gradient(policy):
+    with torch.no_grad():
+        assert scores(policy, ROWS, [whole(r) for r in ROWS]).entropy_B_T is None

@@ -4,14 +4,22 @@ import pytest
 import torch
 
 from configs.schema.rl_credit import DrGrpoCredit, GrpoCredit, TurnGaeCredit
-from tasks.rl.batch import rows_of, samples_of, train_batches, without_credit
+from tasks.rl.batch import (
+    collate,
+    in_parts,
+    rows_of,
+    samples_of,
+    silent,
+    train_batches,
+    without_credit,
+)
 from tasks.rl.types import Group, ScoredRollout
 from tasks.sampling.types import PolicyVersion, Rollout, StopReason, Turn
 
 V0 = PolicyVersion(0, 0)
 
 
-def rollout(name: str, layout: str, temperature: float = 1.0) -> Rollout:
+def rollout(name: str, layout: str, temperature: float = 1.0, group: str = "0") -> Rollout:
     """`layout`: one letter a token, `a` = action; each run of actions is a turn."""
     mask = [c == "a" for c in layout]
     starts = [i for i in range(len(mask)) if mask[i] and not mask[i - 1]]
@@ -19,7 +27,7 @@ def rollout(name: str, layout: str, temperature: float = 1.0) -> Rollout:
     return Rollout(
         rollout_id=name,
         row_id="row",
-        group_id="0",
+        group_id=group,
         token_ids=tuple(range(1, len(mask) + 1)),
         action_mask=tuple(mask),
         sampler_logprobs=tuple(-0.5 if m else 0.0 for m in mask),
@@ -30,8 +38,8 @@ def rollout(name: str, layout: str, temperature: float = 1.0) -> Rollout:
     )
 
 
-def scored(name, layout, reward, turn_rewards=None, temperature=1.0) -> ScoredRollout:
-    played = rollout(name, layout, temperature)
+def scored(name, layout, reward, turn_rewards=None, temperature=1.0, group="0") -> ScoredRollout:
+    played = rollout(name, layout, temperature, group)
     default = (0.0,) * (len(played.turns) - 1) + (reward or 0.0,)
     return ScoredRollout(played, reward, reward, {}, turn_rewards or default)
 
@@ -102,3 +110,27 @@ def test_an_episode_that_said_nothing_is_carried_and_teaches_nothing():
     (batch,) = train_batches(samples_of([group], DrGrpoCredit(), {}), 100)
     assert not batch.action_mask_B_T[0].any() and not batch.advantages_B_T[0].any()
     assert batch.advantages_B_T[1].tolist() == [0, 0.5]
+
+
+def test_parts_hold_whole_groups():
+    groups = [
+        Group(str(g), "row", tuple(scored(f"{g}.{i}", "pa", 1.0, group=str(g)) for i in range(2)))
+        for g in range(5)
+    ]
+    samples = without_credit(groups, with_values=False)
+
+    def names(parts):
+        return [[s.scored.rollout.group_id for s in part] for part in parts]
+
+    assert names(in_parts(samples, 2)) == [["0", "0", "2", "2", "4", "4"], ["1", "1", "3", "3"]]
+    assert in_parts(samples, 1) == [samples]
+    assert len(in_parts(samples, 9)) == 5  # no step without a sample
+
+
+def test_a_silent_batch_trains_nothing_and_keeps_its_shape():
+    group = Group("0", "row", (scored("a", "paa", 1.0), scored("b", "pa", 0.0)))
+    batch = collate(without_credit([group], with_values=True))
+    quiet = silent(batch)
+    assert not quiet.action_mask_B_T.any() and not quiet.value_mask_B_T.any()
+    assert torch.equal(quiet.token_ids_B_T, batch.token_ids_B_T)
+    assert batch.action_mask_B_T.any()  # the batch itself is as it was

@@ -259,7 +259,9 @@ def test_a04_an_unscored_sample_moves_nothing_of_its_own(learner_of, groups):
     "kind",
     [{}, {"credit": TURNS}, {"trainable": FULL}, {"deepspeed": {"dtype": "bfloat16"}},
      {"deepspeed": {"dtype": "bfloat16"}, "credit": TURNS}, {"deepspeed": {"zero_stage": 2}},
-     {"deepspeed": {"dtype": "bfloat16", "zero_stage": 1}}],
+     {"deepspeed": {"dtype": "bfloat16", "zero_stage": 1}},
+     {"deepspeed": {"zero_stage": 3}, "credit": TURNS},
+     {"deepspeed": {"zero_stage": 3}, "trainable": FULL}],
 )  # fmt: skip
 def test_a_saved_learner_goes_on_bit_for_bit(learner_of, groups, kind, tmp_path):
     learner = learner_of(**kind)
@@ -334,3 +336,74 @@ def replace_rewards(group: Group, reward: float) -> Group:
         group.row_id,
         tuple(replace(r, reward=reward, turn_rewards=(reward,)) for r in group.rollouts),
     )
+
+
+def moments(learner: Learner) -> torch.Tensor:
+    """Adam's first moments, one after another."""
+    state = learner._engine.state_tensors()
+    return torch.cat([state[k].flatten() for k in sorted(state) if k.endswith("exp_avg")])
+
+
+@pytest.mark.parametrize("kind", [{}, {"credit": TURNS}, {"trainable": FULL}])
+def test_packed_and_bucketed_take_the_same_step(learner_of, groups, kind):
+    learners = [
+        learner_of(deepspeed={"micro_batching": way, "micro_batch_tokens": 200}, **kind)
+        for way in ("packed", "bucketed")
+    ]
+    packed, bucketed = (learner.train(groups, 0.1).metrics for learner in learners)
+    one, other = map(moments, learners)
+    assert one.norm() > 1e-3 and (one - other).norm() <= 1e-5 * one.norm()
+    for name in packed.keys() - {"train_tokens_per_s"}:
+        assert packed[name] == pytest.approx(bucketed[name], rel=1e-4, abs=1e-6), name
+
+
+DECOUPLED = {"type": "decoupled_ppo"}
+
+
+def test_several_steps_on_a_batch_train_each_part_of_it_once(learner_of, groups):
+    both = learner_of(updates_per_batch=2, loss=DECOUPLED)
+    report = both.train(groups, 0.1)
+    assert (report.learner_version, report.skipped) == (2, False)
+    assert report.metrics["updates"] == 2
+    one = learner_of(loss=DECOUPLED)  # by hand: groups 0, 2, 4 first, then 1, 3, 5
+    first = one.train(groups[0::2], 0.1)
+    (proximal,) = [s.logprobs_B_T for s in scored(learner_of(loss=DECOUPLED), groups[1::2])]
+    one._proximal = lambda shares: [[proximal] for _ in shares]
+    second = one.train(groups[1::2], 0.1)
+    assert weights(one) == weights(both)
+    total = first.effective_samples + second.effective_samples
+    assert report.effective_samples == pytest.approx(total)
+
+
+def scored(learner: Learner, groups):
+    """The learner's scores of the groups, a micro-batch at a time."""
+    return [
+        learner._score(batch)
+        for _, batch in learner.share(without_credit(groups, with_values=False))
+    ]
+
+
+def test_the_rate_is_scaled_by_the_effective_sample_size(learner_of, groups):
+    learner = learner_of(optimiser={"lr": 1e-2, "warmup_steps": 0, "scale_by_ess": True})
+    first = learner.train(groups, 0.0).metrics
+    assert first["lr"] == pytest.approx(1e-2, rel=1e-4)  # on-policy: every weight is 1
+    for _ in range(3):
+        metrics = learner.train(groups, 0.0).metrics
+    assert metrics["ess_share"] < 0.99
+    assert metrics["lr"] == pytest.approx(1e-2 * metrics["ess_share"], rel=1e-6)
+    assert learner.train(groups, 0.0, lr_scale=0.5).metrics["lr"] < 0.51e-2
+    before = weights(learner)
+    assert learner.train(spoilt(groups), 0.0).skipped and weights(learner) == before
+
+
+def test_memory_saving_settings_reach_the_module(learner_of, groups):
+    saving = learner_of(deepspeed={"gradient_checkpointing": True, "logits_chunk_tokens": 20})
+    plain = learner_of()
+    norms = [x.train(groups, 0.1).metrics["grad_norm"] for x in (saving, plain)]
+    assert norms[0] == pytest.approx(norms[1], rel=1e-5)
+    assert saving._module.causal_model.is_gradient_checkpointing
+
+
+def test_chunks_of_logits_are_refused_where_weights_are_split(tiny_config):
+    with pytest.raises(ValueError, match=r"logits_chunk_tokens=8 with deepspeed.zero_stage=3"):
+        tiny_config(rl={"deepspeed": {"zero_stage": 3, "logits_chunk_tokens": 8}})
