@@ -87,11 +87,8 @@ def run(
     conversion, f16_parity = convert_and_compare(policy_dir, f16, parity_set, threads)
     _gate_f16(f16_parity, config)
     imatrix = _write_own_matrix(config, policy_dir, imatrix_set, out_dir, steps)
-    moments = _moments(config, policy_dir, conversion.path, imatrix_set)
-    reports, choices = _quantise_all(
-        config.types, conversion.path, imatrix, moments, steps, threads
-    )
-
+    moments = _moments(config, policy_dir, f16, imatrix_set)
+    reports, choices = _quantise_all(config.types, f16, imatrix, moments, steps, threads)
     steps.next(f"answer held-out problems with {F16}")
     f16_answers = answers_of(answer_greedily, conversion.path, config.accuracy_problems)
     yardstick = Yardstick(conversion.path, parity_set, answer_greedily, f16_answers, threads)
@@ -110,10 +107,7 @@ def run(
         "quant": variants,
         **attributed(answers, snapshot),
         "conversion": _conversion(conversion, out_dir),
-        "imatrix": {
-            **_described(imatrix, len(imatrix_set), config, matrices),
-            "row_choice": {name: dataclasses.asdict(choice) for name, choice in choices.items()},
-        },
+        "imatrix": _described(imatrix, len(imatrix_set), config, matrices, choices),
         "parity_rollouts": len(parity_set),
         "parity_tokens": f16_parity.tokens,
         "accuracy_problems": len(f16_answers),
@@ -153,14 +147,19 @@ def _write_own_matrix(
 
 
 def _described(
-    imatrix: Path, rollouts: int, config: QuantizeConfig, comparison: dict[str, Any] | None
+    imatrix: Path,
+    rollouts: int,
+    config: QuantizeConfig,
+    comparison: dict[str, Any] | None,
+    choices: Mapping[str, RowChoice],
 ) -> dict[str, Any]:
-    """What the matrix was made of, and how it compares where that was asked for."""
+    """What the matrix was made of, what rows were chosen by it, and how it compares where asked."""
     return {
         "rollouts": rollouts,
         "weights": config.imatrix_weights,
         "sha256": hash_file(imatrix),
         "comparison": comparison,
+        "row_choice": {name: dataclasses.asdict(choice) for name, choice in choices.items()},
     }
 
 
