@@ -219,11 +219,12 @@ COMMANDS: tuple[str, ...] = (
     "flows.commands.parity",
     "flows.commands.quantise",
     "flows.commands.deploy",
+    "flows.commands.forecast",
 )
 """Modules with further commands; each has `register(app)` and imports what it needs late."""
 
 PANELS = {
-    "Run": ("run", "plan", "check", "doctor", "config", "report"),
+    "Run": ("run", "plan", "forecast", "check", "doctor", "config", "report"),
     "Serve and ship": ("serve", "verify", "edge", "devices", "deploy", "collect"),
     "Every night": ("up", "down", "ps", "nightly", "reconcile", "alerts", "backup", "gc"),
     "Champion": ("promote", "rollback", "approve", "history"),

@@ -14,6 +14,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from flows.forecast import in_hindsight
 from tasks.artifacts import ArtifactRecord, hash_json, write_json
 from tasks.artifacts.machine import Machine
 from tasks.artifacts.progress import read_metrics
@@ -87,7 +88,8 @@ def build_summary(
             "pending_operations": context.tracker.pending,
             "problem": context.tracker.problem,
         },
-        "cost": cost(_read(records.get("rl"), "ledger.json"), config.cost.usd_per_device_hour),
+        "cost": cost(_read(records.get("rl"), "ledger.json"), config.cost.usd_per_device_hour)
+        | in_hindsight(records.get("rl"), config),
         "overhead": _overhead(context, records.get("data"), wall_s),
         "warnings": list(context.warnings),
     }

@@ -8,6 +8,7 @@ from rich.table import Table
 
 from configs.load import ConfigError, load_config, profiles
 from flows.commands.console import MARKS, console, findings_table
+from flows.doctor.engine import examine_engine
 from flows.doctor.examine import examine_machine, examine_profile
 from flows.doctor.findings import worst
 from flows.doctor.probes import machine_facts
@@ -24,7 +25,8 @@ def show_machine(runs: Path) -> bool:
 def show_profile(config: str, overrides: Sequence[str], runs: Path) -> bool:
     """Print whether this profile can run here, with the reasons where not."""
     loaded = load_config(config, overrides)
-    findings = examine_profile(loaded, machine_facts(runs), runs)
+    facts = machine_facts(runs)
+    findings = [*examine_profile(loaded, facts, runs), *examine_engine(loaded, facts, runs)]
     out = console()
     out.print(findings_table(findings, f"\nprofile {loaded.profile}"))
     reasons = [f for f in findings if f.status == "fail"]

@@ -27,6 +27,8 @@ _FACTS = {
     "effective_samples": "Effective samples",
     "dropped_share": "Samples dropped",
     "filtered_share": "Samples filtered",
+    "modelled_s": "These samples, as modelled",
+    "modelled_synchronous_s": "The same with η = 0, as modelled",
 }
 
 

@@ -17,6 +17,7 @@ from configs.schema import PipelineConfig
 from configs.schema.rl import RLConfig
 from configs.schema.rl_engines import VllmEngineConfig
 from configs.schema.rl_runtimes import InlineRuntime
+from configs.schema.training import Lora
 from tasks.models.shapes import ModelShape
 from tasks.rl.simulate import Times, Work, simulate
 from tasks.rl.simulated_engines import DecodeSpeed, LatencyMix, LengthMix
@@ -27,6 +28,8 @@ LENGTH_SIGMA = 0.5
 CALIBRATION_STEPS = 10
 TOLERANCE = 1.01
 """Of a modelled run's time in play, over the real one's."""
+MOST = 1e12
+"""Seconds or samples above which a number is a mistake."""
 ASSUMED_ANSWER = 0.6
 """Share of `max_new_tokens` a turn takes where nothing was measured."""
 ASSUMED_EFFECTIVE = 0.5
@@ -94,6 +97,8 @@ class Figures:
     """As measured: settings, lengths, tools and filters."""
     teaching: Teaching
     startup_s: float = 0.0
+    clip: tuple[float, float] = (1 - 1e-12, math.inf)
+    """How far below and above 1 the loss lets ratios push."""
 
 
 def layout_of(config: PipelineConfig) -> Layout:
@@ -143,28 +148,31 @@ def figures_of_run(folder: Path, config: PipelineConfig) -> Figures:
     """
     ledger, summary = _json(folder / "ledger.json"), _json(folder / "summary.json")
     metrics = _metrics(folder / "metrics.jsonl")
-    steps = int(summary.get("steps", 0))
-    made = sum(ledger.get("samples", {}).values())
+    steps = int(_amount(summary.get("steps", 0), "steps"))
+    fates = _amounts(ledger.get("samples"), "samples")
+    made = sum(fates.values())
     seconds = _seconds(ledger)
     if not steps or not made or not metrics or not seconds.get("rollout"):
         raise NoFiguresError(
-            f"{folder}: {steps} steps, {made} samples, {len(metrics)} metric lines; a plan needs a "
-            "finished RL stage of at least one step: rl-pipeline forecast --probe"
+            f"{folder}: {steps} steps, {made:.0f} samples, {len(metrics)} metric lines; a plan "
+            "needs a finished RL stage of at least one step: rl-pipeline forecast --probe"
         )
     layout = layout_of(config)
-    publishes = max(1, round(int(summary.get("sync_proofs", steps)) / layout.workers))
+    publishes = max(
+        1, round(_amount(summary.get("sync_proofs", steps), "sync_proofs") / layout.workers)
+    )
     sync_s = seconds.get("sync", 0.0)
-    learner = _seconds(ledger, "learner") if "learner" in ledger["seconds"] else None
+    learner = _seconds(ledger, "learner") if "learner" in ledger.get("seconds", {}) else None
     publish_s = (learner.get("sync", 0.0) if learner is not None else sync_s / 2) / publishes
     proof_s = max(0.0, sync_s - publish_s * publishes) / (publishes * layout.workers)
     written = max(1, steps // config.rl.checkpoint_every)
     work = replace(
         work_of(config, min(steps, CALIBRATION_STEPS)),
-        turns_mean=_mean(metrics, "turns_mean", 1.0),
-        filter_share=min(0.9, ledger["samples"].get("filtered", 0) / made),
+        turns_mean=_within(_mean(metrics, "turns_mean", 1.0), 1.0, config.rl.sampling.max_turns),
+        filter_share=min(0.9, fates.get("filtered", 0.0) / made),
     )
     tokens = _mean(metrics, "generated_tokens_mean", _mean(metrics, "trained_tokens_mean", 1.0))
-    per_turn = max(1.0, tokens / work.turns_mean)
+    per_turn = _within(tokens / work.turns_mean, 1.0, work.tokens.longest)
     work = replace(work, tokens=replace(work.tokens, mean=per_turn))
     times = Times(
         decode=decode_speed(config, 1.0),
@@ -184,6 +192,7 @@ def figures_of_run(folder: Path, config: PipelineConfig) -> Figures:
         work=work,
         teaching=_teaching(metrics, config.rl),
         startup_s=seconds.get("startup", 0.0) / slots,
+        clip=clip_of(config.rl),
     )
 
 
@@ -217,8 +226,10 @@ def assumed_figures(config: PipelineConfig, shape: ModelShape) -> Figures:
     work = work_of(config, CALIBRATION_STEPS)
     speed = device["flops"] * device["use"]
     length = work.tokens.mean * work.turns_mean + 128
-    # forward and backward of the policy (6 P a token) and the reference's forward (2 P)
-    train_s = 8.0 * shape.parameters * length * config.rl.batch_size / speed
+    # a token's forward of policy and reference is 2 P each, the backward 2 P, and 2 P more where
+    # every weight has a gradient
+    work_per_weight = 6.0 if isinstance(config.rl.trainable, Lora) else 8.0
+    train_s = work_per_weight * shape.parameters * length * config.rl.batch_size / speed
     layout = layout_of(config)
     step_s = shape.parameters * size / device["bytes_per_s"]
     per_sequence_s = 2.0 * shape.parameters / speed
@@ -242,6 +253,7 @@ def assumed_figures(config: PipelineConfig, shape: ModelShape) -> Figures:
         ),
         work=work,
         teaching=Teaching(ASSUMED_EFFECTIVE),
+        clip=clip_of(config.rl),
     )
 
 
@@ -257,9 +269,9 @@ def _assumed_of_a_run(config: PipelineConfig) -> tuple[str, ...]:
 def _teaching(metrics: Sequence[Mapping[str, float]], rl: RLConfig) -> Teaching:
     """Drift from the clip's share and the ESS at the measured mean age."""
     age = _mean(metrics, "staleness_mean", 0.0)
-    effective = _mean(metrics, "effective_share", 0.0)
-    kept = _mean(metrics, "kept_token_share", 1.0)
-    ess = _mean(metrics, "ess_share", 1.0)
+    effective = _within(_mean(metrics, "effective_share", 0.0), 0.0, 1.0)
+    kept = _within(_mean(metrics, "kept_token_share", 1.0), 0.0, 1.0)
+    ess = _within(_mean(metrics, "ess_share", 1.0), 0.0, 1.0)
     advantage = min(1.0, effective / (kept * ess)) if kept * ess > 0 else 0.0
     if age <= 0:
         return Teaching(advantage)
@@ -275,11 +287,30 @@ def _teaching(metrics: Sequence[Mapping[str, float]], rl: RLConfig) -> Teaching:
 
 
 def _seconds(ledger: Mapping[str, Any], slot_prefix: str = "") -> dict[str, float]:
+    slots = ledger.get("seconds")
     totals: dict[str, float] = {}
-    for slot, states in ledger.get("seconds", {}).items():
-        for state, seconds in states.items() if slot.startswith(slot_prefix) else ():
-            totals[state] = totals.get(state, 0.0) + float(seconds)
+    for slot, states in slots.items() if isinstance(slots, dict) else ():
+        booked = _amounts(states, slot) if slot.startswith(slot_prefix) else {}
+        for state, seconds in booked.items():
+            totals[state] = totals.get(state, 0.0) + seconds
     return totals
+
+
+def _amounts(values: Any, what: str) -> dict[str, float]:
+    if not isinstance(values, dict):
+        raise NoFiguresError(f"{what}: expected amounts by name, found {values!r:.40}")
+    return {name: _amount(value, f"{what}.{name}") for name, value in values.items()}
+
+
+def _amount(value: Any, what: str) -> float:
+    known = isinstance(value, int | float) and not isinstance(value, bool)
+    if not known or not 0 <= value < MOST:
+        raise NoFiguresError(f"{what}={value!r:.40}: expected a number between 0 and {MOST:g}")
+    return float(value)
+
+
+def _within(value: float, least: float, most: float) -> float:
+    return min(max(value, least), most)
 
 
 def _json(path: Path) -> dict[str, Any]:
@@ -297,9 +328,11 @@ def _metrics(path: Path) -> list[Mapping[str, float]]:
 
     if not path.is_file():
         return []
-    return [line["values"] for line in read_metrics(path) if isinstance(line.get("values"), dict)]
+    lines = [line for line in read_metrics(path) if isinstance(line, dict)]
+    return [line["values"] for line in lines if isinstance(line.get("values"), dict)]
 
 
 def _mean(metrics: Sequence[Mapping[str, float]], name: str, default: float) -> float:
-    values = [m[name] for m in metrics if name in m and math.isfinite(m[name])]
+    values = [m[name] for m in metrics if isinstance(m.get(name), int | float)]
+    values = [value for value in values if math.isfinite(value)]
     return sum(values) / len(values) if values else default

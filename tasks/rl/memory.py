@@ -96,6 +96,21 @@ def logit_bytes_per_token(shape: ModelShape, size: int) -> int:
     return shape.vocabulary * (size + 12)
 
 
+def _activation_bytes(shape: ModelShape, config: PipelineConfig, tokens: int) -> int:
+    """Of a micro-batch; computed anew, each layer keeps its input and one at a time the rest."""
+    size = element_bytes(config)
+    kept = activation_bytes_per_token(shape, size, config.rl.trainable)
+    if config.rl.deepspeed.gradient_checkpointing:
+        kept = shape.layers * size * shape.hidden + kept // shape.layers
+    return tokens * kept
+
+
+def _logit_bytes(shape: ModelShape, config: PipelineConfig, tokens: int) -> int:
+    """Of a micro-batch, or of so many of its tokens as are scored at a time."""
+    at_a_time = min(tokens, config.rl.deepspeed.logits_chunk_tokens or tokens)
+    return at_a_time * logit_bytes_per_token(shape, element_bytes(config))
+
+
 def trained_parameters(shape: ModelShape, config: PipelineConfig) -> int:
     """Weights with an optimiser state."""
     trainable = config.rl.trainable
@@ -115,14 +130,13 @@ def learner_needs(shape: ModelShape, config: PipelineConfig, ranks: int) -> Need
     stage = settings.zero_stage
     by_stage = {at: ranks if stage >= at else 1 for at in (1, 2, 3)}
     optimiser = trained * (8 + (4 if mixed else 0)) / by_stage[1]
-    tokens = settings.micro_batch_tokens
     parts = {
         "weights": weights * size / by_stage[3],
         "frozen reference": 0.0 if lora else float(shape.parameters * size),
         "gradients": trained * 4 / by_stage[2],
         "optimiser": optimiser,
-        "activations": float(tokens * activation_bytes_per_token(shape, size, config.rl.trainable)),
-        "logits": float(tokens * logit_bytes_per_token(shape, size)),
+        "activations": float(_activation_bytes(shape, config, settings.micro_batch_tokens)),
+        "logits": float(_logit_bytes(shape, config, settings.micro_batch_tokens)),
     }
     gib = {name: value * SLACK / GIB for name, value in parts.items()}
     gib["context"] = CONTEXT_GIB + (NCCL_GIB if ranks > 1 else 0.0)
@@ -243,11 +257,12 @@ def largest_micro_batch(
     shape: ModelShape, config: PipelineConfig, ranks: int, has_gib: float
 ) -> int | None:
     """Tokens of a micro-batch that fit, a multiple of 256; None where not even 256 do."""
-    needs = learner_needs(shape, config, ranks)
-    per_token = (needs.parts["activations"] + needs.parts["logits"]) / (
-        config.rl.deepspeed.micro_batch_tokens
-    )
-    fixed = needs.total - per_token * config.rl.deepspeed.micro_batch_tokens
+    needs, settings = learner_needs(shape, config, ranks), config.rl.deepspeed
+    growing = needs.parts["activations"]
+    if settings.logits_chunk_tokens is None:
+        growing += needs.parts["logits"]
+    per_token = growing / settings.micro_batch_tokens
+    fixed = needs.total - growing
     tokens = int((has_gib - fixed) / per_token) // SMALLEST_MICRO_BATCH * SMALLEST_MICRO_BATCH
     return tokens if tokens >= SMALLEST_MICRO_BATCH else None
 
@@ -262,6 +277,10 @@ def _smaller_learner(shape: ModelShape, config: PipelineConfig, ranks: int, left
         advice.append("rl.trainable.type=lora")
     if config.rl.deepspeed.dtype == "float32":
         advice.append("rl.deepspeed.dtype=bfloat16")
+    if not config.rl.deepspeed.gradient_checkpointing:
+        advice.append("rl.deepspeed.gradient_checkpointing=true")
+    if config.rl.deepspeed.logits_chunk_tokens is None and config.rl.deepspeed.zero_stage < 3:
+        advice.append("rl.deepspeed.logits_chunk_tokens=1024")
     if tokens is not None:
         advice.append(f"rl.deepspeed.micro_batch_tokens={tokens} with a shorter model.max_length")
     return " or ".join([*advice, "a larger GPU"])

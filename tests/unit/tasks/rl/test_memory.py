@@ -55,7 +55,7 @@ def test_adapters_of_7b_by_hand() -> None:
 
 @pytest.mark.parametrize(
     ("stage", "weights", "gradients", "optimiser"),
-    [(0, 2, 4, 12), (1, 2, 4, 12 / 8), (2, 2, 4 / 8, 12 / 8)],
+    [(0, 2, 4, 12), (1, 2, 4, 12 / 8), (2, 2, 4 / 8, 12 / 8), (3, 2 / 8, 4 / 8, 12 / 8)],
 )
 def test_zero_divides_what_its_stage_says(stage, weights, gradients, optimiser) -> None:
     chosen = config(rl__trainable={"type": "full"}, rl__deepspeed__zero_stage=stage)
@@ -66,6 +66,21 @@ def test_zero_divides_what_its_stage_says(stage, weights, gradients, optimiser) 
     assert needs["gradients"] == pytest.approx(gradients * each)
     assert needs["optimiser"] == pytest.approx(optimiser * each)
     assert needs["context"] == pytest.approx(CONTEXT_GIB + NCCL_GIB)
+
+
+def test_what_is_computed_anew_is_not_kept() -> None:
+    """28 layers keep their input of 3584 in two bytes; the rest is there one layer at a time."""
+    plain = learner_needs(SHAPE, config(), 1).parts
+    anew = learner_needs(SHAPE, config(rl__deepspeed__gradient_checkpointing=True), 1).parts
+    inputs = 1024 * 28 * 2 * 3584 * SLACK / GIB
+    assert anew["activations"] == pytest.approx(inputs + plain["activations"] / 28)
+    chunked = config(rl__deepspeed__logits_chunk_tokens=256)
+    assert learner_needs(SHAPE, chunked, 1).parts["logits"] == pytest.approx(plain["logits"] / 4)
+    longer = config(rl__deepspeed__logits_chunk_tokens=4096)
+    assert learner_needs(SHAPE, longer, 1).parts["logits"] == pytest.approx(plain["logits"])
+    assert largest_micro_batch(SHAPE, chunked, 1, 40.0) > largest_micro_batch(
+        SHAPE, config(), 1, 40.0
+    )
 
 
 def test_float32_has_no_second_copy_of_the_weights() -> None:
@@ -118,7 +133,11 @@ def test_a_card_too_small_for_the_weights_is_told_so() -> None:
     full = config(rl__trainable={"type": "full"}, rl__deepspeed__dtype="float32")
     verdict = fit(SHAPE, full, Card(("learner",)), DEVICES_GIB["24 GB"])
     assert not verdict.fits
-    assert verdict.remedy == "rl.trainable.type=lora or rl.deepspeed.dtype=bfloat16 or a larger GPU"
+    assert verdict.remedy == (
+        "rl.trainable.type=lora or rl.deepspeed.dtype=bfloat16 or "
+        "rl.deepspeed.gradient_checkpointing=true or rl.deepspeed.logits_chunk_tokens=1024 or "
+        "a larger GPU"
+    )
     assert largest_micro_batch(SHAPE, full, 1, 24.0) is None
 
 
