@@ -113,7 +113,7 @@ def test_options_typed_wrong_exit_with_two() -> None:
 
 def test_config_explains_a_block_and_suggests() -> None:
     shown = text(invoke("config", "rl.credit"))
-    assert "one of grpo, dr_grpo, turn_gae" in shown
+    assert "one of grpo, dr_grpo, rloo, return_to_go, turn_gae" in shown
     assert "rl.credit.gamma" in shown and "0.99" in shown
     result = invoke("config", "rl.step")
     assert result.exit_code == 2 and "did you mean rl.steps?" in text(result)
