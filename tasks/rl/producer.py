@@ -249,9 +249,9 @@ class Producer:
         await exchange.ring()
 
     async def catch_up(self) -> None:
-        """Prove the newest weights where they are not proven yet."""
-        if self._exchange.newer_than(self._seat):
-            await self.prove()
+        """Prove the newest weights where they are not proven yet, by a replacement if need be."""
+        while self._seat.lost.done() or self._exchange.newer_than(self._seat):
+            await (self._replace() if self._seat.lost.done() else self.prove())
 
     async def _replace(self) -> None:
         """Have the runtime start somebody new, who has to prove the newest weights first."""
