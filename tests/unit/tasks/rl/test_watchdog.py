@@ -1,4 +1,4 @@
-"""The watchdog, by hand with a clock that only tests move, and one hang that is real."""
+"""The watchdog, by hand with a clock that only tests move, and hangs of the real loop."""
 
 import asyncio
 import logging
@@ -6,8 +6,15 @@ import pickle
 import time
 
 import pytest
+from sleepy_runtime import SleepyRuntime
 
+from tasks.artifacts.progress import Reporter
+from tasks.rl.checkpoint import Checkpoints
 from tasks.rl.errors import StalledError
+from tasks.rl.exchange import slots_of
+from tasks.rl.loop import AsyncLoop
+from tasks.rl.loop_state import LoopState
+from tasks.rl.prompt_queue import PromptQueue
 from tasks.rl.watchdog import Watchdog
 
 
@@ -130,22 +137,43 @@ def test_the_error_crosses_a_process():
     assert isinstance(error, TimeoutError) and str(error) == "consumer waits"
 
 
-def test_a_real_hang_ends_the_run_that_patrols():
-    """A worker that never answers, in a loop as the engine's: the patrol ends it, in time."""
-    dog = Watchdog(after_s=0.05, abort_s=0.3, clock=time.monotonic)
+class HungLearner(SleepyRuntime):
+    """Never ends its second step."""
 
-    async def produce() -> None:
-        with dog.waiting("rollout-0", "play"):
+    async def train(self, *arguments):
+        if self.learner_version:
             await asyncio.Event().wait()
+        return await super().train(*arguments)
 
-    async def consume() -> None:
-        with dog.waiting("consumer", "samples", of=["rollout-0"]):
-            await asyncio.Event().wait()
 
-    async def run() -> None:
-        await asyncio.gather(dog.patrol(), produce(), consume())
-
+def hang(runtime, config, folder) -> str:
+    """Run the engine's loop over a runtime that hangs; what the watchdog said when it ended it."""
+    queue = PromptQueue(["a", "b", "c"], seed=0)
+    state = LoopState(config.rl, queue, slots_of(runtime))
+    checkpoints = Checkpoints(folder / "checkpoints", {})
+    state.attempt = checkpoints.begin_attempt()
+    loop = AsyncLoop(config.rl, runtime, state, checkpoints, folder / "publish", Reporter(folder))
     started_s = time.monotonic()
-    with pytest.raises(StalledError, match="rollout-0 waits for play"):
-        asyncio.run(run())
-    assert 0.3 <= time.monotonic() - started_s < 3
+    with pytest.raises(StalledError) as caught:
+        asyncio.run(asyncio.wait_for(loop.run(None), 20))
+    assert time.monotonic() - started_s >= 0.4
+    return str(caught.value)
+
+
+@pytest.fixture
+def impatient(tiny_config):
+    """A config whose loop gives up after 0.4 s."""
+    stall = {"stall_after_s": 0.1, "stall_abort_s": 0.4}
+    return tiny_config(rl={"staleness_limit": 1, "runtime": {"type": "ray"}} | stall)
+
+
+def test_a_learner_that_hangs_ends_the_run(impatient, tmp_path):
+    said = hang(HungLearner(1), impatient, tmp_path)
+    assert "learner waits for a step (0 s). The last checkpoint is whole" in said
+
+
+def test_a_worker_that_hangs_ends_the_run(impatient, tmp_path):
+    runtime = SleepyRuntime(1)
+    runtime.hangs = lambda play: play > 2
+    said = hang(runtime, impatient, tmp_path)
+    assert "rollout-0 waits for 1 prompt(s) being sampled" in said
