@@ -98,8 +98,14 @@ class TrainEngine:
         return module(*(x.to(self.device) for x in args))
 
     def backward(self, loss: torch.Tensor) -> None:
-        """Add the gradient of a loss that already has its global denominator."""
-        self._engine.backward(loss * self._loss_scale, scale_wrt_gas=False)
+        """Add the gradient of a loss that already has its global denominator.
+
+        Where the loss is not finite the gradient is not either: a clamp alone would give a NaN a
+        gradient of 0, and the step would be taken.
+        """
+        seen = torch.full_like(loss.detach(), self._loss_scale)
+        factor = seen.masked_fill(~loss.detach().isfinite(), math.nan)
+        self._engine.backward(loss * factor, scale_wrt_gas=False)
 
     def step(self, lr_scale: float = 1.0) -> StepStats:
         """Clip and move the weights, unless the gradient is not finite (A07).

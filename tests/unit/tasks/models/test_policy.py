@@ -154,7 +154,7 @@ def test_saving_memory_changes_neither_scores_nor_gradients(tiny_model, packed, 
 
     (plain, plain_grad), (saved, saved_grad) = run(), run(**saving)
     torch.testing.assert_close(saved.logprobs_B_T, plain.logprobs_B_T, rtol=0, atol=1e-6)
-    torch.testing.assert_close(saved.entropy_B_T, plain.entropy_B_T, rtol=0, atol=1e-6)
+    torch.testing.assert_close(saved.entropy_B_T, plain.entropy_B_T, rtol=0, atol=1e-5)
     assert plain_grad.norm() > 1e-3
     assert (saved_grad - plain_grad).norm() <= 1e-5 * plain_grad.norm()
 

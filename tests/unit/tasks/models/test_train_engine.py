@@ -60,6 +60,15 @@ def test_a07_a_step_with_a_bad_gradient_moves_nothing_and_is_counted(stage, dtyp
     assert (engine.steps_taken, engine.skipped_steps) == (4, 1)
 
 
+@pytest.mark.parametrize("stage", [0, 2])
+def test_a07_a_loss_that_is_no_number_moves_nothing_though_its_gradient_is_one(stage):
+    engine = engine_of(stage)
+    before = everything(engine)
+    output = engine.forward(torch.ones(3, 4)).sum()
+    engine.backward(output + torch.tensor(math.nan))  # the gradient alone would be finite
+    assert engine.step().skipped and same(before, everything(engine))
+
+
 @pytest.mark.parametrize("stage", [0, 2, 3])
 def test_a07_a_skipped_step_leaves_no_gradient_behind(stage):
     with_bad, without = engine_of(stage), engine_of(stage)
