@@ -63,3 +63,11 @@ def valid_by_length(lengths: Sequence[int]) -> torch.Tensor:
     """bool (B, T): True = a real token. From lengths, never from ids: pad may equal EOS (A08)."""
     length_B = torch.tensor(list(lengths))
     return torch.arange(int(length_B.max()))[None] < length_B[:, None]
+
+
+def right_padded(sequences: Sequence[Sequence[int]]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Ids int64 (B, T), 0 where a sequence has ended, and bool (B, T): True = a real token."""
+    rows = [torch.tensor(list(sequence)) for sequence in sequences]
+    lengths = torch.tensor([len(row) for row in rows])
+    ids = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
+    return ids, torch.arange(ids.shape[1])[None] < lengths[:, None]

@@ -16,6 +16,7 @@ from tasks.artifacts.atomic import write_atomic
 from tasks.artifacts.content_hash import hash_tensors
 from tasks.environments.renderer import PromptRenderer
 from tasks.environments.row import Row
+from tasks.models.batching import right_padded
 from tasks.models.load import hash_model, load_model, load_tokenizer, save_model
 from tasks.models.merge import merged_tensors
 from tasks.models.policy import PolicyModule, PolicyScores
@@ -282,16 +283,13 @@ class Learner:
         """Scores of the canary's tokens at temperature 1, one after another."""
         training = self._module.training
         self._module.eval()
-        flat: list[float] = []
-        for sequence in self._canary:
-            ids = torch.tensor([sequence])
-            everything = torch.ones_like(ids, dtype=torch.bool)
-            everything[0, 0] = False
-            scores = self._engine.score(ids, torch.ones_like(everything), everything, torch.ones(1))
-            assert isinstance(scores, PolicyScores)
-            flat += scores.logprobs_B_T[0, 1:].tolist()
+        ids, valid = right_padded(self._canary)
+        actions = valid.clone()
+        actions[:, 0] = False
+        scores = self._engine.score(ids, valid, actions, torch.ones(len(ids)))
+        assert isinstance(scores, PolicyScores)
         self._module.train(training)
-        return tuple(flat)
+        return tuple(scores.logprobs_B_T[actions.to(scores.logprobs_B_T.device)].tolist())
 
     # -- publishing and saving ------------------------------------------------------------------
 

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from tasks.artifacts.content_hash import hash_tensors
+from tasks.models.batching import right_padded
 from tasks.models.logprobs import tempered_logprobs
 from tasks.models.trainable import load_trainable, trainable_tensors
 from tasks.models.weights_file import read_weights
@@ -25,6 +26,9 @@ from tasks.sampling.types import (
 
 COMPACT_BELOW = 0.6
 """When fewer than this share of the rows still generate, the others leave the batch."""
+
+SCORED_AT_ONCE = 8
+"""Sequences of one forward pass in `score`."""
 
 
 class TransformersEngine:
@@ -87,12 +91,14 @@ class TransformersEngine:
         self, sequences: Sequence[Sequence[int]], temperature: float
     ) -> list[tuple[float, ...]]:
         """Tempered log-probabilities of each sequence's tokens from the second on."""
-        scores = []
-        for sequence in sequences:
-            ids = torch.tensor([list(sequence)])
-            logits = self.model(input_ids=ids, use_cache=False).logits
-            logprobs = tempered_logprobs(logits, ids, torch.tensor([temperature]))
-            scores.append(tuple(logprobs[0, 1:].tolist()))
+        scores: list[tuple[float, ...]] = []
+        for start in range(0, len(sequences), SCORED_AT_ONCE):
+            some = sequences[start : start + SCORED_AT_ONCE]
+            ids, valid = right_padded(some)
+            logits = self.model(input_ids=ids, attention_mask=valid.long(), use_cache=False).logits
+            logprobs = tempered_logprobs(logits, ids, torch.full((len(some),), temperature))
+            rows = zip(logprobs.tolist(), some, strict=True)
+            scores += [tuple(row[1 : len(sequence)]) for row, sequence in rows]
         return scores
 
     @torch.inference_mode()
