@@ -14,7 +14,6 @@ from tasks.artifacts.progress import read_metrics
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_the_vllm_profile_runs_from_sft_to_evaluation(tmp_path):
     runs = tmp_path / "runs"
