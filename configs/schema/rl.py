@@ -33,6 +33,9 @@ class KlConfig(Config):
     coefficient: float = Field(0.001, ge=0)
     placement: Literal["loss", "reward"] = "loss"
     adaptive: AdaptiveKl | None = None
+    measure_every: int = Field(1, ge=1)
+    """Where KL is only watched (coefficient 0, not adaptive), it is measured in every n-th step;
+    the pass over the reference takes about a quarter of one."""
 
 
 class Anneal(Config):

@@ -257,11 +257,12 @@ class Consumer:
     def _tell(self, metrics: Mapping[str, float]) -> None:
         step = self._state.learner_version
         self._report.metrics(step, metrics)
+        kl = f"  KL {metrics['kl_k1_mean']:.3f}" if "kl_k1_mean" in metrics else ""
         self._report.progress(
             step,
             self._config.steps,
             f"accuracy {metrics['accuracy']:.2f}  lag {metrics['staleness_mean']:.1f}  "
-            f"effective {metrics['effective_share']:.0%}  KL {metrics.get('kl_k1_mean', 0.0):.3f}",
+            f"effective {metrics['effective_share']:.0%}{kl}",
         )
 
     async def _training(self, samples: int) -> None:

@@ -238,16 +238,18 @@ class Learner:
         kl_coefficient: float,
     ) -> dict[str, torch.Tensor]:
         """Add one micro-batch's gradient; gives its metric sums."""
-        reference = self.reference_logprobs(batch)
         scores = self._engine.forward(*_inputs(batch))
         assert isinstance(scores, PolicyScores)
         policy = policy_loss(
             scores.logprobs_B_T, batch, config, denominators[0], proximal, versions=versions
         )
-        kl = kl_loss(scores.logprobs_B_T, reference, batch, denominators[0], config.aggregation)
-        loss, metrics = policy.loss, policy.metrics | kl.metrics
-        if self._config.kl.placement == "loss" and kl_coefficient:
-            loss = loss + kl_coefficient * kl.loss
+        loss, metrics = policy.loss, policy.metrics
+        if self._measures_kl(kl_coefficient):
+            reference = self.reference_logprobs(batch)
+            kl = kl_loss(scores.logprobs_B_T, reference, batch, denominators[0], config.aggregation)
+            metrics = metrics | kl.metrics
+            if self._config.kl.placement == "loss" and kl_coefficient:
+                loss = loss + kl_coefficient * kl.loss
         if scores.values_B_T is not None and isinstance(self._config.credit, TurnGaeCredit):
             value = value_loss(scores.values_B_T, batch, denominators[1])
             loss = loss + self._config.credit.value_coefficient * value.loss
@@ -256,6 +258,12 @@ class Learner:
         assert scores.entropy_B_T is not None
         entropy = scores.entropy_B_T.sum()
         return metrics | {"entropy_sum": entropy, "entropy_tokens_sum": batch.action_mask_B_T.sum()}
+
+    def _measures_kl(self, kl_coefficient: float) -> bool:
+        """Whether this step needs the reference: KL is trained on, steered by, or due a look."""
+        kl = self._config.kl
+        wanted = kl_coefficient > 0 or kl.adaptive is not None
+        return wanted or self.learner_version % kl.measure_every == 0
 
     # -- scoring --------------------------------------------------------------------------------
 

@@ -41,7 +41,7 @@ BASE: dict[str, Any] = {
             ],
         },
         "optimiser": {"lr": 1.0e-3, "warmup_steps": 5},
-        "kl": {"coefficient": 0.0},
+        "kl": {"coefficient": 0.0, "measure_every": 10},
         "reward": {"format": {"start": 0.0, "end": 0.0}},
         "reward_gate": {"min_std": 0, "max_saturated_share": 1.0},
         "skip_zero_advantage": True,

@@ -212,6 +212,17 @@ def test_kl_in_the_loss_holds_the_policy_back(learner_of, groups):
     assert drift[1] < 0.5 * drift[0]
 
 
+def test_kl_that_is_only_watched_is_measured_in_every_nth_step(learner_of, groups):
+    often = learner_of(kl={"coefficient": 0.0})
+    seldom = learner_of(kl={"coefficient": 0.0, "measure_every": 3})
+    seen = [[x.train(groups, 0.0) for _ in range(4)] for x in (often, seldom)]
+    assert ["kl_k1_mean" in report.metrics for report in seen[0]] == [True] * 4
+    assert ["kl_k1_mean" in report.metrics for report in seen[1]] == [True, False, False, True]
+    assert weights(often) == weights(seldom)
+    trained_on = learner_of(kl={"coefficient": 0.01, "measure_every": 3})
+    assert all("kl_k1_mean" in trained_on.train(groups, 0.01).metrics for _ in range(3))
+
+
 def spoilt(groups: list[Group]) -> list[Group]:
     """One sampled token whose μ is NaN: the loss is NaN and must not become a number."""
     first = groups[0].rollouts[1]
