@@ -31,6 +31,10 @@ class DatasetLibraryMissingError(DataError, ImportError):
     """A public dataset id is named and the library that downloads it is not installed."""
 
 
+class DatasetUnavailableError(DataError, OSError):
+    """A public dataset cannot be had from here: no network, no such name, no such split."""
+
+
 class NoTrainingRowsError(DataError):
     """Nothing is left to train on."""
 

@@ -13,6 +13,7 @@ from tasks.data.errors import (
     DataFileEmptyError,
     DataFileMissingError,
     DatasetLibraryMissingError,
+    DatasetUnavailableError,
 )
 from tasks.data.jsonl import FileContents, Record, read_jsonl
 from tasks.data.shapes import read_candidate, recognise
@@ -172,6 +173,7 @@ def read_location(location: str, split: str) -> FileContents:
     Raises:
         DataFileMissingError: neither a file nor shaped like an id.
         DatasetLibraryMissingError: an id, and the library `datasets` is not installed.
+        DatasetUnavailableError: an id that cannot be had from here.
     """
     path = Path(location)
     if path.is_dir():
@@ -204,7 +206,13 @@ def _read_public(dataset_id: str, split: str) -> FileContents:
             f"set data.source.{split} to its path"
         ) from error
     name, _, configuration = dataset_id.partition(":")
-    rows = datasets.load_dataset(
-        name, configuration or None, split="train" if split == "train" else "test"
-    )
+    part = "train" if split == "train" else "test"
+    try:
+        rows = datasets.load_dataset(name, configuration or None, split=part)
+    except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
+        raise DatasetUnavailableError(
+            f"data.source.{split}={dataset_id!r} is no file here, and its split {part!r} cannot be "
+            f"had as a public dataset: {error}. Check the name, or download the dataset's JSONL or "
+            f"Parquet file on a machine with a network and set data.source.{split} to its path"
+        ) from error
     return FileContents(tuple(Record(i, dict(row)) for i, row in enumerate(rows, start=1)))

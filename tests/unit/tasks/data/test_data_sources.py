@@ -1,5 +1,7 @@
 """Sources: shapes of users' files, mappings, ids, public datasets, generators."""
 
+import sys
+
 import pytest
 
 from configs.schema.data import DataConfig, FileSource, Mapping, ReasoningGymSource
@@ -9,6 +11,7 @@ from tasks.data.errors import (
     DataFileEmptyError,
     DataFileMissingError,
     DatasetLibraryMissingError,
+    DatasetUnavailableError,
     UnknownShapeError,
 )
 from tasks.data.sources import load
@@ -120,8 +123,16 @@ def test_missing_empty_and_folder(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["openai/gsm8k", "openai/gsm8k:main"])
-def test_a_public_dataset_id_without_its_library_says_what_to_do(name):
+def test_a_public_dataset_id_without_its_library_says_what_to_do(name, monkeypatch):
+    monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(DatasetLibraryMissingError, match="download the dataset's JSONL"):
+        load(source(name))
+
+
+@pytest.mark.parametrize("name", ["openai/gsm8k", "openai/gsm8k:main"])
+def test_a_public_dataset_that_cannot_be_reached_says_what_to_do(name, monkeypatch):
+    monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", True)
+    with pytest.raises(DatasetUnavailableError, match=r"train=.*gsm8k.*set data.source.train"):
         load(source(name))
 
 
