@@ -46,11 +46,12 @@ class RewardGate:
         self._rule: RewardGateConfig = config.reward_gate
         self._limits = reward_limits(config)
         self._path = folder / FILE_NAME
+        # here and not in the thread: while that imports, the engines start and import too, and two
+        # threads deep in imports that cross can wait for each other for ever
+        importlib.import_module("great_expectations.expectations")
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="reward-gate")
         self._pending: list[Future[dict[str, Any]]] = []
         self._lines: list[dict[str, Any]] = []
-        # seconds of importing, while the engines start
-        self._thread.submit(importlib.import_module, "great_expectations.expectations")
 
     def resume(self, step: int) -> None:
         """Go on from the verdicts up to `step`; later ones are of a dead attempt."""
