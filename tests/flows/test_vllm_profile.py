@@ -32,7 +32,9 @@ def test_the_vllm_profile_runs_from_sft_to_evaluation(tmp_path):
     assert summary["sync_proofs"] >= config.rl.steps
     assert 0 <= summary["max_staleness_seen"] <= config.rl.staleness_limit
     steps = [m["values"] for m in read_metrics(rl / "metrics.jsonl")]
-    assert max(v["canary_distance"] for v in steps) < 1e-4  # float32 on both sides
+    # a step between two proofs tells of none; float32 on both sides
+    distances = [v["canary_distance"] for v in steps if "canary_distance" in v]
+    assert distances and max(distances) < 1e-4
     fresh = [v for v in steps if v["staleness_mean"] == 0]
     assert fresh, steps
     # on the weights that sampled, the learner gives each token the very logprob vLLM gave it
