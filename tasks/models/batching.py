@@ -1,21 +1,27 @@
 """Cut a batch into micro-batches of similar lengths under a budget of tokens."""
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 
 import torch
 
 
 def micro_batches(
-    lengths: Sequence[int], max_tokens: int, *, packed: bool = False, multiple_of: int = 1
+    lengths: Sequence[int],
+    max_tokens: int,
+    *,
+    packed: bool = False,
+    families: Sequence[Hashable] | None = None,
+    multiple_of: int = 1,
 ) -> list[list[int]]:
-    """Indices grouped by length, longest first, within `max_tokens` of computed tokens.
+    """Indices grouped by length, each micro-batch's longest first, within `max_tokens`.
 
-    Computed are rows × longest, padding included; packed, the real tokens alone. A single row
-    longer than the budget gets a micro-batch of its own. Ranks that step together need equally
-    many: micro-batches are halved, and empty ones added, until there are a multiple of
-    `multiple_of`.
+    What counts is rows × longest, padding included; packed, the real tokens alone. A single row
+    longer than the budget gets a micro-batch of its own. Rows of one family, which begin alike,
+    stay together as far as the budget goes: packed, they share their beginning. Ranks that step
+    together need equally many: micro-batches are halved, and empty ones added, until there are a
+    multiple of `multiple_of`.
     """
-    order = sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))
+    order = _longest_first(lengths, families or range(len(lengths)))
     batches: list[list[int]] = []
     tokens = 0
     for index in order:
@@ -26,7 +32,16 @@ def micro_batches(
         else:
             batches.append([index])
             tokens = lengths[index]
-    return _multiple(batches, lengths, multiple_of)
+    cut = _multiple(batches, lengths, multiple_of)
+    return [sorted(rows, key=lambda i: (-lengths[i], i)) for rows in cut]
+
+
+def _longest_first(lengths: Sequence[int], families: Sequence[Hashable]) -> list[int]:
+    """Families by their longest row, and each family's rows by length."""
+    longest: dict[Hashable, tuple[int, int]] = {}
+    for i, family in enumerate(families):
+        longest[family] = min(longest.get(family, (0, i)), (-lengths[i], i))
+    return sorted(range(len(lengths)), key=lambda i: (longest[families[i]], -lengths[i], i))
 
 
 def _multiple(

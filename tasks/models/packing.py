@@ -1,9 +1,10 @@
-"""Padding-free rows: every layer sees real tokens only, and attention keeps sequences apart.
+"""Padding-free rows: every layer sees each distinct token once, and attention keeps rows apart.
 
-The tokens of a micro-batch are laid end to end in one row, with positions that start anew. What
-mixes tokens, attention, puts them back on grids of sequences of like length: there, causality alone
-keeps right-padding out, so no mask of N × N tokens is ever made and the kernels for plain causal
-attention serve.
+The tokens of a micro-batch are laid end to end in one row, with positions that start anew. A token
+whose whole prefix stands in an earlier row too is laid there once: samples of a group share their
+prompt, and causality gives all of them the same hidden states for it. What mixes tokens, attention,
+puts them back on grids of sequences of like length: there, causality alone keeps right-padding out,
+so no mask of N × N tokens is ever made and the kernels for plain causal attention serve.
 """
 
 from collections.abc import Sequence
@@ -22,24 +23,22 @@ MOST_PADDING = 0.05
 
 @dataclass(frozen=True)
 class Grid:
-    """A right-padded (B, T) grid, and where its N real tokens stand, row by row."""
+    """Consecutive rows of a micro-batch as a right-padded (B, T) grid, beside the packed tokens."""
 
-    rows: int
-    longest: int
-    flat_N: torch.Tensor | None
-    """int64; None = no padding."""
+    source_B_T: torch.Tensor
+    """int64; which packed token stands in each cell; 0 on padding, which nothing reads."""
+    first_n: torch.Tensor
+    """int64; cells, counted row by row, of the packed tokens that these rows are the first to have;
+    they follow one another among all packed tokens."""
 
     def pack(self, grid: torch.Tensor) -> torch.Tensor:
-        """(B, T, …) → (N, …)."""
-        flat = grid.reshape(self.rows * self.longest, *grid.shape[2:])
-        return flat if self.flat_N is None else flat[self.flat_N]
+        """(B, T, …) → (n, …): these rows' own part of the packed tokens."""
+        return grid.flatten(0, 1).index_select(0, self.first_n)
 
-    def unpack(self, packed: torch.Tensor) -> torch.Tensor:
-        """(N, …) → (B, T, …), 0 on padding."""
-        if self.flat_N is not None:
-            shape = (self.rows * self.longest, *packed.shape[1:])
-            packed = packed.new_zeros(shape).index_copy(0, self.flat_N, packed)
-        return packed.reshape(self.rows, self.longest, *packed.shape[1:])
+    def unpack(self, packed_N: torch.Tensor) -> torch.Tensor:
+        """(N, …) → (B, T, …) from the packed tokens of the whole micro-batch."""
+        cells = packed_N.index_select(0, self.source_B_T.flatten())
+        return cells.unflatten(0, tuple(self.source_B_T.shape))
 
 
 @dataclass(frozen=True)
@@ -48,32 +47,50 @@ class Packing:
 
     whole: Grid
     positions_N: torch.Tensor
-    """int64; position of each token in its own sequence."""
+    """int64; position of each packed token in its sequence."""
     parts: tuple[Grid, ...]
     """Consecutive rows of the whole, each part as wide as its longest row."""
-    tokens: tuple[int, ...]
-    """Real tokens of each part."""
 
 
-def packing_of(valid_B_T: torch.Tensor) -> Packing:
+def packing_of(token_ids_B_T: torch.Tensor, valid_B_T: torch.Tensor) -> Packing:
     """The packing of a grid whose real tokens are True and stand on the left of each row.
 
     Few grids come of it where rows of like length follow one another.
     """
     lengths = valid_B_T.sum(dim=1).tolist()
-    whole = _grid(valid_B_T)
-    columns = torch.arange(whole.longest, device=valid_B_T.device).expand(whole.rows, -1)
+    rows = [ids[:n] for ids, n in zip(token_ids_B_T.tolist(), lengths, strict=True)]
+    sources, firsts = _distinct(rows)
+    device = token_ids_B_T.device
+    source_B_T = torch.zeros_like(token_ids_B_T)
+    source_B_T[valid_B_T] = torch.tensor(sources, device=device)
+    row_N, position_N = torch.tensor(firsts, device=device).T
+
+    def grid(start: int, end: int) -> Grid:
+        longest = max(lengths[start:end])
+        own = (row_N >= start) & (row_N < end)
+        first_n = (row_N[own] - start) * longest + position_N[own]
+        return Grid(source_B_T[start:end, :longest], first_n)
+
     cuts = _cuts(lengths)
-    bounds = list(zip(cuts, [*cuts[1:], len(lengths)], strict=True))
-    parts = tuple(_grid(valid_B_T[a:b, : max(lengths[a:b])]) for a, b in bounds)
-    tokens = tuple(sum(lengths[a:b]) for a, b in bounds)
-    return Packing(whole, whole.pack(columns), parts, tokens)
+    bounds = zip(cuts, [*cuts[1:], len(lengths)], strict=True)
+    return Packing(grid(0, len(lengths)), position_N, tuple(grid(*ends) for ends in bounds))
 
 
-def _grid(valid_B_T: torch.Tensor) -> Grid:
-    rows, longest = valid_B_T.shape
-    flat = valid_B_T.reshape(-1).nonzero().squeeze(1)
-    return Grid(rows, longest, None if len(flat) == rows * longest else flat)
+def _distinct(rows: Sequence[Sequence[int]]) -> tuple[list[int], list[tuple[int, int]]]:
+    """The packed token of each token, row after row; and the row and position of each packed one.
+
+    Packed tokens are the nodes of the rows' prefix tree, numbered in the order of their coming.
+    """
+    nodes: dict[tuple[int, int], int] = {}
+    sources, firsts = [], []
+    for row, tokens in enumerate(rows):
+        node = -1
+        for position, token in enumerate(tokens):
+            node = nodes.setdefault((node, token), len(nodes))
+            sources.append(node)
+            if node == len(firsts):
+                firsts.append((row, position))
+    return sources, firsts
 
 
 def _cuts(lengths: Sequence[int]) -> list[int]:
@@ -127,9 +144,9 @@ def packed_attention(
 
     if packing is None:
         return sdpa_attention_forward(module, query, key, value, attention_mask, **options)
-    split = [x[0].transpose(0, 1).split(packing.tokens) for x in (query, key, value)]
+    packed = [x[0].transpose(0, 1) for x in (query, key, value)]
     outputs = []
-    for part, *packed in zip(packing.parts, *split, strict=True):
+    for part in packing.parts:
         grids = [part.unpack(x).transpose(1, 2) for x in packed]
         output_B_T_H_D, _ = sdpa_attention_forward(module, *grids, None, **options)
         outputs.append(part.pack(output_B_T_H_D))

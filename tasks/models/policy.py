@@ -27,9 +27,10 @@ class PolicyScores(NamedTuple):
 class PolicyModule(torch.nn.Module):
     """A causal model and, if asked, a linear value head that reads its last hidden states.
 
-    `packed` lays the real tokens of a micro-batch end to end for every layer, see `packing`; else
-    the trunk computes the padding too. `recompute` gives up what layers keep for the backward pass,
-    and `logits_chunk` makes the logits of so many tokens at a time, for less memory and more time.
+    `packed` lays the distinct tokens of a micro-batch end to end for every layer, see `packing`;
+    else the trunk computes padding, and a shared prompt again for every row. `recompute` gives up
+    what layers keep for the backward pass, and `logits_chunk` makes the logits of so many tokens at
+    a time, for less memory and more time.
     """
 
     def __init__(
@@ -133,7 +134,7 @@ class PolicyModule(torch.nn.Module):
         trunk = self.causal_model.model
         if not self.packed:
             return trunk(input_ids=token_ids_B_T, use_cache=False).last_hidden_state
-        packing = packing_of(valid_B_T)
+        packing = packing_of(token_ids_B_T, valid_B_T)
         hidden_1_N_H = trunk(
             input_ids=packing.whole.pack(token_ids_B_T)[None],
             position_ids=packing.positions_N[None],

@@ -10,6 +10,7 @@ from transformers import PreTrainedModel
 from configs.schema.training import FullWeights, Lora
 from tasks.models.errors import WeightsMismatchError
 from tasks.models.load import canonical_tensors
+from tasks.models.lora_layer import multiply_merged
 from tasks.models.ranks import whole
 
 ADAPTER = "default"
@@ -43,7 +44,7 @@ def attach(model: PreTrainedModel, trainable: Lora | FullWeights, seed: int) -> 
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         # In the model's own dtype, as DeepSpeed trains it: the sampler's copy must hash the same.
-        return get_peft_model(model, config, autocast_adapter_dtype=False)
+        return get_peft_model(model, multiply_merged(config), autocast_adapter_dtype=False)
 
 
 def trainable_tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:

@@ -102,10 +102,11 @@ def train_batches(
 def rows_of(
     samples: Sequence[Sample], max_tokens: int, *, packed: bool = False, ranks: int = 1
 ) -> list[list[int]]:
-    """Which samples make up each micro-batch; depends on lengths alone. Several ranks get equally
-    many, `rows_of(...)[rank::ranks]` each, of which some may be empty."""
+    """Which samples make up each micro-batch; depends on lengths and groups alone. Several ranks
+    get equally many, `rows_of(...)[rank::ranks]` each, of which some may be empty."""
     lengths = [len(s.scored.rollout.token_ids) for s in samples]
-    return micro_batches(lengths, max_tokens, packed=packed, multiple_of=ranks)
+    groups = [s.scored.rollout.group_id for s in samples] if packed else None
+    return micro_batches(lengths, max_tokens, packed=packed, families=groups, multiple_of=ranks)
 
 
 def in_parts(samples: Sequence[Sample], parts: int) -> list[list[Sample]]:

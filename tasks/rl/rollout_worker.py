@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING, cast
 
 import torch
 
@@ -34,6 +35,9 @@ from tasks.sampling.types import (
     StopReason,
 )
 from tasks.sampling.vllm_settings import KERNEL_NOISE
+
+if TYPE_CHECKING:
+    from tasks.sampling.vllm_engine import VllmEngine
 
 
 @dataclass(frozen=True)
@@ -96,9 +100,10 @@ class PublishGate:
 class RolloutWorker:
     """Plays and grades episodes, many tickets at a time; takes new weights meanwhile.
 
-    Where generator and learner work in turns, a call plays its tickets in lockstep, bit for bit the
-    same each time. Elsewhere every episode goes its own way: it waits for its own turns and tools,
-    and its later turns may come from newer weights (`rl.engine.on_publish`).
+    Where generator and learner work in turns, the transformers engine plays a call's tickets in
+    lockstep, bit for bit the same each time. Elsewhere every episode goes its own way: it waits for
+    its own turns and tools, and its later turns may come from newer weights
+    (`rl.engine.on_publish`).
     """
 
     def __init__(
@@ -137,13 +142,11 @@ class RolloutWorker:
         )
         return engine if rl.in_turns else BatchingEngine(engine, vocab_size=vocab_size)
 
-    def _start_vllm(
-        self, settings: VllmEngineConfig, snapshot: Path
-    ) -> RolloutEngine | AsyncRolloutEngine:
-        from tasks.sampling.vllm_engine import BlockingVllmEngine, VllmEngine
+    def _start_vllm(self, settings: VllmEngineConfig, snapshot: Path) -> "VllmEngine":
+        from tasks.sampling.vllm_engine import VllmEngine
 
         rl = self._config.rl
-        engine = VllmEngine(
+        return VllmEngine(
             snapshot,
             settings,
             rl.trainable,
@@ -153,7 +156,6 @@ class RolloutWorker:
             keep=rl.staleness_limit + 2,
             threads=self._threads,
         )
-        return BlockingVllmEngine(engine) if rl.in_turns else engine
 
     async def sync(self, receipt: Receipt) -> SyncProof:
         """Load published weights and prove them.
@@ -245,14 +247,12 @@ class RolloutWorker:
         if not (isinstance(settings, VllmEngineConfig) and settings.colocated):
             yield
             return
-        from tasks.sampling.vllm_engine import BlockingVllmEngine
-
-        assert isinstance(self._engine, BlockingVllmEngine)  # colocated is inline
-        self._engine.sleep()
+        engine = cast("VllmEngine", self._engine)
+        await engine.sleep()
         try:
             yield
         finally:
-            self._engine.wake()
+            await engine.wake()
 
     async def close(self) -> None:
         """End the engine's own processes, where it has any."""

@@ -13,6 +13,7 @@ import torch
 from tasks.artifacts.content_hash import hash_tensors
 from tasks.models.batching import right_padded
 from tasks.models.logprobs import tempered_logprobs
+from tasks.models.lora_layer import merged_once
 from tasks.models.trainable import load_trainable, trainable_tensors
 from tasks.models.weights_file import read_weights
 from tasks.sampling.errors import NonFiniteLogitsError, PromptTooLongError
@@ -82,8 +83,9 @@ class TransformersEngine:
         completions: dict[int, Completion] = {}
         for first in range(0, len(order), self._max_sequences):
             chunk = order[first : first + self._max_sequences]
-            for i, completion in zip(chunk, self._turn([requests[i] for i in chunk]), strict=True):
-                completions[i] = completion
+            with merged_once(self.model):
+                turns = self._turn([requests[i] for i in chunk])
+            completions |= zip(chunk, turns, strict=True)
         return [completions[i] for i in range(len(requests))]
 
     @torch.inference_mode()
@@ -105,7 +107,7 @@ class TransformersEngine:
     def _turn(self, requests: Sequence[GenerateRequest]) -> list[Completion]:
         batch = _Batch(requests, self._max_length)
         cache = roomy_cache()
-        ids, mask = batch.prompts()
+        ids, mask, copies = batch.prompts()
         while batch.rows:
             positions = (mask.cumsum(-1) - 1).clamp_min(0)[:, -ids.shape[1] :]
             logits = self.model(
@@ -116,6 +118,9 @@ class TransformersEngine:
                 use_cache=True,
                 logits_to_keep=1,
             ).logits[:, -1]
+            if copies is not None:
+                cache.batch_select_indices(copies)
+                mask, logits, copies = mask[copies], logits[copies], None
             tokens = batch.draw(logits.float(), self._end)
             if not batch.rows:
                 break
@@ -159,15 +164,20 @@ class _Batch:
         """Requests that are not finished."""
         return [i for i in self.slots if self.stops[i] is None]
 
-    def prompts(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Left-padded ids and mask, (B, longest prompt)."""
-        longest = max(len(r.prompt_ids) for r in self.requests)
-        ids = torch.zeros(len(self.requests), longest, dtype=torch.long)
+    def prompts(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+        """Left-padded ids and mask of the distinct prompts, (P, longest), and each request's row
+        among them, (B,); None where every request has its own."""
+        prompts = dict.fromkeys(request.prompt_ids for request in self.requests)
+        distinct = {prompt: row for row, prompt in enumerate(prompts)}
+        longest = max(map(len, distinct))
+        ids = torch.zeros(len(distinct), longest, dtype=torch.long)
         mask = torch.zeros_like(ids)
-        for row, request in enumerate(self.requests):
-            ids[row, longest - len(request.prompt_ids) :] = torch.tensor(request.prompt_ids)
-            mask[row, longest - len(request.prompt_ids) :] = 1
-        return ids, mask
+        for prompt, row in distinct.items():
+            ids[row, longest - len(prompt) :] = torch.tensor(prompt)
+            mask[row, longest - len(prompt) :] = 1
+        if len(distinct) == len(self.requests):
+            return ids, mask, None
+        return ids, mask, torch.tensor([distinct[r.prompt_ids] for r in self.requests])
 
     def draw(self, logits_B_V: torch.Tensor, end_of_turn_id: int) -> torch.Tensor:
         """Draw one token per row by inverse CDF from the row's own uniform numbers."""

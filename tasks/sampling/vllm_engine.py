@@ -1,7 +1,7 @@
 """Sampling with vLLM: turns stream through one engine while adapters come and go.
 
 vLLM lives in processes of its own; its client runs on an event loop in a thread here, so that
-callers may await it from any loop, or block (`BlockingVllmEngine`).
+callers may await it from any loop.
 """
 
 import asyncio
@@ -339,50 +339,3 @@ class VllmEngine:
     def _stop_loop(self) -> None:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(timeout=10)
-
-
-class BlockingVllmEngine:
-    """`RolloutEngine` over the same engine, for those who sample whole batches."""
-
-    def __init__(self, engine: VllmEngine) -> None:
-        self.engine = engine
-
-    @property
-    def policy_version(self) -> PolicyVersion:
-        """The version that samples now."""
-        return self.engine.policy_version
-
-    @property
-    def max_length(self) -> int:
-        """Tokens one sequence may have, prompt included."""
-        return self.engine.max_length
-
-    def generate(self, requests: Sequence[GenerateRequest]) -> list[Completion]:
-        """Sample one turn per request, in the order asked."""
-
-        async def every_one() -> list[Completion]:
-            return list(await asyncio.gather(*(self.engine._complete(r) for r in requests)))
-
-        return self.engine.run(every_one())
-
-    def load_policy(self, weights: Path, version: PolicyVersion) -> str:
-        """Take published weights."""
-        return self.engine.run(self.engine._load_policy(weights, version))
-
-    def score(
-        self, sequences: Sequence[Sequence[int]], temperature: float
-    ) -> list[tuple[float, ...]]:
-        """Log-probabilities at temperature 1."""
-        return self.engine.run(self.engine._score(sequences, temperature))
-
-    def sleep(self) -> None:
-        """Give the device's memory back until `wake`."""
-        self.engine.run(self.engine._client.sleep())
-
-    def wake(self) -> None:
-        """Take the memory again."""
-        self.engine.run(self.engine._client.wake())
-
-    def close(self) -> None:
-        """End vLLM's processes."""
-        self.engine.shut_down()

@@ -173,10 +173,10 @@ def test_padding_on_gsm8k_lengths(setting):
             valid = torch.arange(max(lengths[i] for i in rows)) < torch.tensor(
                 [[lengths[i]] for i in rows]
             )
-            cells += sum(p.rows * p.longest for p in packing_of(valid).parts)
-            module(
-                torch.ones_like(valid).long(), valid, torch.zeros_like(valid), torch.ones(len(rows))
-            )
+            # Rows that begin unlike, so that nothing is shared and only padding is measured.
+            ids = torch.tensor(rows)[:, None].expand_as(valid)
+            cells += sum(p.source_B_T.numel() for p in packing_of(ids, valid).parts)
+            module(ids, valid, torch.zeros_like(valid), torch.ones(len(rows)))
     layers = 1 - sum(lengths) / sum(computed)
     attention = 1 - sum(lengths) / cells
     bucketed = padding_share(lengths, micro_batches(lengths, budget))

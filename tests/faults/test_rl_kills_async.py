@@ -82,11 +82,15 @@ class Attempt:
         """Wait for its end, killing on the way what is to be killed; nothing of it is left."""
         try:
             if self.kill.actor or self.kill.everything:
-                self._wait(lambda: len(read_metrics(self.out / "metrics.jsonl")) >= 2)
+                self._wait(lambda: self._steps() >= 2)
                 self._kill_now()
             return self.process.wait(DEADLINE_S)
         finally:
             end_marked(self.token)
+
+    def _steps(self) -> int:
+        told = self.out / "metrics.jsonl"
+        return len(read_metrics(told)) if told.exists() else 0
 
     def _kill_now(self) -> None:
         victims = [p for p in descendants(self.process.pid) if self._is_victim(p)]

@@ -2,6 +2,8 @@
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from configs.schema.training import Lora
 from tasks.models.batching import micro_batches, pad_rows, padding_share, valid_by_length
@@ -11,6 +13,8 @@ from tasks.models.policy import PolicyModule
 from tasks.models.trainable import attach
 
 ROWS = [[5, 6, 0, 7, 8, 0], [9, 0, 4], [3], [11, 12, 13, 14]]
+GROUPS = [[5, 6, 7, 8, 9, 1], [5, 6, 7, 8, 1], [5, 6, 7, 2], [4, 6, 7, 8, 9, 1], [5, 6, 7, 8], [5]]
+"""A prompt and three ways on, one of them twice as far; another prompt; two that end early."""
 
 
 def masks(rows):
@@ -36,31 +40,76 @@ def module_of(model, packed: bool) -> PolicyModule:
     return PolicyModule(trained, value_head=True, seed=0, packed=packed)
 
 
+def packed(rows):
+    return packing_of(pad_rows(rows, torch.long), valid_by_length([len(r) for r in rows]))
+
+
+def unlike(lengths):
+    """Rows of these lengths, no two of which begin alike."""
+    return [[i] * length for i, length in enumerate(lengths)]
+
+
 def test_a_packing_by_hand():
-    packing = packing_of(valid_by_length([3, 1, 2]))
-    assert packing.whole.flat_N.tolist() == [0, 1, 2, 3, 6, 7]
+    packing = packed([[1, 2, 3], [4], [5, 6]])
+    assert packing.whole.source_B_T.tolist() == [[0, 1, 2], [3, 0, 0], [4, 5, 0]]
+    assert packing.whole.first_n.tolist() == [0, 1, 2, 3, 6, 7]
     assert packing.positions_N.tolist() == [0, 1, 2, 0, 0, 1]
     grid = torch.tensor([[1, 2, 3], [4, 0, 0], [5, 6, 0]])
     assert packing.whole.pack(grid).tolist() == [1, 2, 3, 4, 5, 6]
-    assert packing.whole.unpack(packing.whole.pack(grid)).tolist() == grid.tolist()
-    full = packing_of(valid_by_length([2, 2]))
-    assert full.whole.flat_N is None and full.positions_N.tolist() == [0, 1, 0, 1]
-    assert full.whole.unpack(full.whole.pack(torch.arange(4).view(2, 2))).tolist() == [
-        [0, 1],
-        [2, 3],
+    assert packing.whole.unpack(packing.whole.pack(grid)).tolist() == [
+        [1, 2, 3],
+        [4, 1, 1],  # what stands on padding is not to be read
+        [5, 6, 1],
     ]
+
+
+def test_a_shared_beginning_is_packed_once_by_hand():
+    # A prompt of two, two ways on; a prefix of the first; the same again; and its end elsewhere.
+    rows = [[7, 8, 1, 2], [7, 8, 3], [7, 8], [7, 8, 3], [8, 3]]
+    packing = packed(rows)
+    grid = pad_rows(rows, torch.long)
+    assert packing.whole.pack(grid).tolist() == [7, 8, 1, 2, 3, 8, 3]
+    assert packing.positions_N.tolist() == [0, 1, 2, 3, 2, 0, 1]
+    unpacked = packing.whole.unpack(packing.whole.pack(grid))
+    valid = valid_by_length([len(r) for r in rows])
+    assert torch.equal(unpacked[valid], grid[valid])
+    parts = [part.pack(grid[a:b, : part.source_B_T.shape[1]]).tolist()
+             for part, (a, b) in zip(packing.parts, [(0, 1), (1, 2), (2, 3), (3, 4), (4, 5)],
+                                     strict=True)]  # fmt: skip
+    assert parts == [[7, 8, 1, 2], [3], [], [], [8, 3]]
 
 
 def test_attention_pads_rows_of_like_length_only():
     # 20 + 20 + 18 of 60 cells: 3.3 % padding; with 16 it would be 74 of 80, 7.5 %.
-    packing = packing_of(valid_by_length([20, 20, 18, 16, 3, 3]))
-    assert [(p.rows, p.longest) for p in packing.parts] == [(3, 20), (1, 16), (2, 3)]
-    assert packing.tokens == (58, 16, 6) and packing.parts[2].flat_N is None
-    mixed = packing_of(valid_by_length([1, 40, 1]))  # in any order, only with more grids
-    assert [(p.rows, p.longest) for p in mixed.parts] == [(1, 1), (1, 40), (1, 1)]
+    packing = packed(unlike([20, 20, 18, 16, 3, 3]))
+    assert [tuple(p.source_B_T.shape) for p in packing.parts] == [(3, 20), (1, 16), (2, 3)]
+    assert [len(p.first_n) for p in packing.parts] == [58, 16, 6]
+    mixed = packed(unlike([1, 40, 1]))  # in any order, only with more grids
+    assert [tuple(p.source_B_T.shape) for p in mixed.parts] == [(1, 1), (1, 40), (1, 1)]
     lengths = sorted((1 + (37 * i) % 211 for i in range(200)), reverse=True)
-    cells = sum(p.rows * p.longest for p in packing_of(valid_by_length(lengths)).parts)
+    cells = sum(p.source_B_T.numel() for p in packed(unlike(lengths)).parts)
     assert 1 - sum(lengths) / cells <= 0.05
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=7), min_size=1, max_size=9))
+def test_any_rows_come_back_from_their_packing(rows):
+    packing, grid = packed(rows), pad_rows(rows, torch.long)
+    valid = valid_by_length([len(r) for r in rows])
+    distinct = {tuple(row[: t + 1]) for row in rows for t in range(len(row))}
+    tokens_N = packing.whole.pack(grid)
+    assert len(tokens_N) == len(packing.positions_N) == len(distinct)
+    assert torch.equal(packing.whole.unpack(tokens_N)[valid], grid[valid])
+    first, pieces = 0, []
+    for part in packing.parts:
+        height, longest = part.source_B_T.shape
+        own = slice(first, first + height)
+        assert torch.equal(
+            part.unpack(tokens_N)[valid[own, :longest]], grid[own, :longest][valid[own, :longest]]
+        )
+        pieces.append(part.pack(grid[own, :longest]))
+        first += height
+    assert torch.equal(torch.cat(pieces), tokens_N)
 
 
 @pytest.mark.parametrize("packed", [True, False])
@@ -75,7 +124,7 @@ def test_what_else_is_in_the_batch_changes_no_score(tiny_model, packed):
     assert torch.equal(scored(module, other).logprobs_B_T[0], together.logprobs_B_T[0])
 
 
-@pytest.mark.parametrize("rows", [ROWS, [ROWS[0]], [[7], [8]], [ROWS[1]] * 3])
+@pytest.mark.parametrize("rows", [ROWS, [ROWS[0]], [[7], [8]], [ROWS[1]] * 3, GROUPS])
 def test_the_gradient_is_that_of_sequences_one_by_one(tiny_model, rows):
     def gradient(packed: bool, batches) -> torch.Tensor:
         module = module_of(tiny_model(), packed).eval()
@@ -91,13 +140,14 @@ def test_the_gradient_is_that_of_sequences_one_by_one(tiny_model, rows):
     assert (packed - single).norm() <= 1e-5 * single.norm()
 
 
-def test_layers_compute_real_tokens_only(tiny_model):
+def test_layers_compute_distinct_real_tokens_only(tiny_model):
     module = module_of(tiny_model(), True)
     seen = []
     layer = module.causal_model.model.layers[0].mlp
     layer.register_forward_hook(lambda _m, inputs, _o: seen.append(tuple(inputs[0].shape[:2])))
     scored(module, ROWS)
-    assert seen == [(1, sum(map(len, ROWS)))]
+    scored(module, GROUPS)  # 6, then 1, 1, a prompt of its own 6, and two that add nothing
+    assert seen == [(1, sum(map(len, ROWS))), (1, 14)]
 
 
 def test_a_saved_config_does_not_name_the_attention(tiny_model, tmp_path):
@@ -119,6 +169,19 @@ def test_packed_micro_batches_by_hand():
     assert micro_batches([3, 5, 1, 5], 14, packed=True) == [[1, 3, 0, 2]]
     assert micro_batches([3, 5, 1, 5], 13, packed=True) == [[1, 3, 0], [2]]
     assert micro_batches([20, 1], 13, packed=True) == [[0], [1]]
+
+
+def test_families_stay_together_by_hand():
+    # Family a has 5 + 2, b has 4 + 3; each micro-batch holds one of them, its longest row first.
+    lengths, families = [2, 3, 5, 4], ["a", "b", "a", "b"]
+    assert micro_batches(lengths, 9, packed=True) == [[2, 3], [1, 0]]
+    assert micro_batches(lengths, 9, packed=True, families=families) == [[2, 0], [3, 1]]
+    assert micro_batches(lengths, 14, packed=True, families=families) == [[2, 3, 1, 0]]
+    assert micro_batches(lengths, 14, packed=True, families=families, multiple_of=2) == [
+        [2, 0],
+        [3, 1],
+    ]
+    assert micro_batches([], 9, packed=True, families=[]) == []
 
 
 @pytest.mark.parametrize("packed", [True, False])

@@ -102,6 +102,24 @@ def test_rows_leave_the_batch_on_the_way(engine, monkeypatch):
     assert widths[0] == 21 and widths[-1] < 12 and len(set(widths)) >= 3
 
 
+def test_a_shared_prompt_is_read_once_and_each_sample_goes_its_own_way(engine, monkeypatch):
+    group = [request(f"a{i}", most=20, seed=i) for i in range(4)]
+    asked = [*group[:2], request("b", prompt=range(3, 30), most=20), *group[2:]]
+    alone = [engine.generate([one])[0] for one in asked]
+    read, forward = [], engine.model.forward
+    monkeypatch.setattr(
+        engine.model,
+        "forward",
+        lambda **given: read.append(tuple(given["input_ids"].shape)) or forward(**given),
+    )
+    together = engine.generate(asked)
+    assert read[0] == (2, 27) and read[1] == (5, 1)
+    assert [c.token_ids for c in together] == [c.token_ids for c in alone]
+    assert len({c.token_ids for c in together}) == 5
+    for ours, own in zip(together, alone, strict=True):
+        assert ours.logprobs == pytest.approx(own.logprobs, abs=1e-4)
+
+
 def test_cutting_into_chunks_changes_nothing(engine_of):
     asked = crowd(11)
     whole, parts = engine_of().generate(asked), engine_of(max_sequences=4).generate(asked)

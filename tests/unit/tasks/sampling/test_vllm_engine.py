@@ -28,7 +28,6 @@ from tasks.sampling.types import (
     AsyncRolloutEngine,
     GenerateRequest,
     PolicyVersion,
-    RolloutEngine,
     SamplingParams,
     StopReason,
 )
@@ -135,10 +134,7 @@ def published(engine, publish):
 
 
 def test_the_snapshot_samples_before_the_first_publish(engine, snapshot):
-    from tasks.sampling.vllm_engine import BlockingVllmEngine
-
     assert isinstance(engine, AsyncRolloutEngine)
-    assert isinstance(BlockingVllmEngine(engine), RolloutEngine)
     asked = request()
     answer = all_of(engine, [asked])[0]
     assert answer.policy_version == engine.policy_version == PolicyVersion(0, 0)
@@ -309,20 +305,19 @@ def test_aborted_and_overdue_turns_are_answered_and_counted(engine):
     assert (engine.counters.aborted, engine.counters.timed_out) == (1, 1)
 
 
-def test_whoever_blocks_gets_the_same(engine, publish):
-    from tasks.sampling.vllm_engine import BlockingVllmEngine
-
-    blocking = BlockingVllmEngine(engine)
+def test_after_a_rest_it_goes_on_as_before(engine, publish):
     weights, sha256, _ = publish(31)
-    assert blocking.load_policy(weights, PolicyVersion(0, 31)) == sha256
-    assert blocking.policy_version == PolicyVersion(0, 31) and blocking.max_length == LENGTH
     asked = [request(f"b{i}", seed=i) for i in range(5)]
-    assert blocking.generate(asked) == all_of(engine, asked) and blocking.generate([]) == []
-    sequence = [1, 5, 9, 30]
-    assert blocking.score([sequence], 1.0) == asyncio.run(engine.score([sequence], 1.0))
-    blocking.sleep()  # the CPU build keeps its memory; order and state are what can be seen here
-    blocking.wake()
-    assert blocking.generate(asked) == all_of(engine, asked)
+
+    async def rest() -> None:
+        assert await engine.load_policy(weights, PolicyVersion(0, 31)) == sha256
+        before = [await engine.complete(r) for r in asked]
+        await engine.sleep()  # the CPU build keeps its memory; order and state can be seen here
+        await engine.wake()
+        assert [await engine.complete(r) for r in asked] == before
+
+    asyncio.run(rest())
+    assert engine.policy_version == PolicyVersion(0, 31) and engine.max_length == LENGTH
 
 
 def test_more_requests_than_sequences_all_come_back(engine):
