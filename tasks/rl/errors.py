@@ -29,6 +29,10 @@ class EngineUnavailableError(RlError, RuntimeError):
     """The configured engine or runtime cannot run on this machine."""
 
 
+class RayImportedEarlyError(RlError, RuntimeError):
+    """Ray read its settings, which it does at import, before the run had made them."""
+
+
 class RewardGateError(RlError, RuntimeError):
     """Rewards failed their gate `rl.reward_gate.stop_after` cycles in a row."""
 
@@ -62,3 +66,7 @@ class RefillLimitError(RlError, RuntimeError):
 
 class RewardShapeError(RlError, ValueError):
     """A grader did not answer for the samples it was given, one reward each."""
+
+
+class ReplayError(RlError, ValueError):
+    """A run's rewards cannot be replayed: something they were made from is gone."""

@@ -14,13 +14,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from configs.schema.rl_runtimes import RayRuntime
-from tasks.rl.errors import EngineUnavailableError
+from tasks.rl.errors import EngineUnavailableError, RayImportedEarlyError
 
 OBJECT_STORE_BYTES = 256 * 1024 * 1024
 LOOPBACK = ("127.0.0.1", "::1")
 LOOPBACK_SWITCH = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 """Off, Ray knows this machine by its loopback address, and every server of it binds to that. To ask
 for 127.0.0.1 as the node's address is not enough: Ray replaces it by the machine's outer one."""
+AUTHENTICATION = "RAY_AUTH_MODE"
 Bundle = Mapping[str, float]
 """What one process reserves: CPUs and GPUs."""
 
@@ -83,6 +84,7 @@ async def connect(settings: RayRuntime) -> None:
     Raises:
         EngineUnavailableError: nobody answers at the address, it refuses the token, or a Ray
             started here would listen beyond loopback.
+        RayImportedEarlyError: a Ray started here could not be given its settings any more.
     """
     if settings.address is not None:
         await _answers(settings.address, settings.start_timeout_s)
@@ -110,9 +112,22 @@ async def connect(settings: RayRuntime) -> None:
 
 
 def _keep_to_ourselves() -> None:
-    """Have a Ray started here listen on loopback, and refuse who does not know this run's token."""
+    """Have a Ray started here listen on loopback, and refuse who does not know this run's token.
+
+    Raises:
+        RayImportedEarlyError: this process imported Ray with other settings. Its servers would get
+            the new ones and the process itself keep the old: it fails as `InvalidAuthToken`.
+    """
+    unread = [] if os.environ.get(LOOPBACK_SWITCH) == "0" else [f"{LOOPBACK_SWITCH}=0"]
+    unread += [] if AUTHENTICATION in os.environ else [f"{AUTHENTICATION}=token"]
+    if unread and "ray" in sys.modules:
+        raise RayImportedEarlyError(
+            f"rl.runtime.address=null starts Ray with {' '.join(unread)}, which Ray reads when it "
+            "is imported, and this process has imported it before (TRL and vLLM do): import those "
+            "in a process of their own, or export the variables before Python starts"
+        )
     os.environ[LOOPBACK_SWITCH] = "0"
-    os.environ.setdefault("RAY_AUTH_MODE", "token")
+    os.environ.setdefault(AUTHENTICATION, "token")
     os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 

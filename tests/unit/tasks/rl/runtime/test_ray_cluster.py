@@ -1,15 +1,25 @@
 """What a cluster has to have, and what is said where it has not, or is not there at all."""
 
 import asyncio
+import pickle
 import socket
+import subprocess
+import sys
 import time
 
 import psutil
 import pytest
 
 from configs.schema.rl_runtimes import RayRuntime
+from tasks.artifacts.provenance import module_environment
 from tasks.rl.errors import EngineUnavailableError
-from tasks.rl.runtime.ray_cluster import bundles_of, connect, shortage
+from tasks.rl.runtime.ray_cluster import (
+    AUTHENTICATION,
+    LOOPBACK_SWITCH,
+    bundles_of,
+    connect,
+    shortage,
+)
 
 GPU_NODE = {"CPU": 16.0, "GPU": 8.0, "memory": 1e11, "node:10.0.0.1": 1.0}
 
@@ -66,3 +76,51 @@ def test_an_address_where_nobody_answers_is_an_error_in_time():
     assert 4 <= took_s < 30
     asking = [p.cmdline() for p in psutil.Process().children(recursive=True)]
     assert not [c for c in asking if "health-check" in c]
+
+
+CONNECTS = """
+import asyncio, pickle, sys
+IMPORT
+from configs.schema.rl_runtimes import RayRuntime
+from tasks.rl.errors import RayImportedEarlyError
+from tasks.rl.runtime.ray_cluster import connect
+async def twice():
+    for _ in range(2):
+        try:
+            await connect(RayRuntime())
+        except RayImportedEarlyError as error:
+            sys.stdout.buffer.write(pickle.dumps(error))
+            return
+        import ray
+        assert ray.get(ray.remote(lambda: 6 * 7).remote()) == 42
+        ray.shutdown()
+    sys.stdout.buffer.write(pickle.dumps("connected twice"))
+asyncio.run(twice())
+"""
+
+
+@pytest.mark.parametrize(
+    ("first", "exported", "unread"),
+    [
+        ("import ray", {}, [f"{LOOPBACK_SWITCH}=0", f"{AUTHENTICATION}=token"]),
+        ("import ray", {LOOPBACK_SWITCH: "0"}, [f"{AUTHENTICATION}=token"]),
+        ("import ray", {LOOPBACK_SWITCH: "1", AUTHENTICATION: "token"}, [f"{LOOPBACK_SWITCH}=0"]),
+        ("import ray", {LOOPBACK_SWITCH: "0", AUTHENTICATION: "token"}, []),
+        ("", {}, []),
+    ],
+)
+def test_a_ray_that_was_imported_first_is_named_before_it_fails(first, exported, unread):
+    """A fresh process: what Ray read at import cannot be taken back."""
+    plain = {k: v for k, v in module_environment().items() if not k.startswith("RAY_")}
+    done = subprocess.run(
+        [sys.executable, "-c", CONNECTS.replace("IMPORT", first)],
+        env=plain | exported, capture_output=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr.decode()
+    said = pickle.loads(done.stdout)
+    if not unread:
+        assert said == "connected twice"
+        return
+    assert type(said).__name__ == "RayImportedEarlyError" and isinstance(said, RuntimeError)
+    assert f"rl.runtime.address=null starts Ray with {' '.join(unread)}, which" in str(said)
+    assert "export the variables before Python starts" in str(said)
