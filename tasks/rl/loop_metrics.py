@@ -14,9 +14,13 @@ from tasks.sampling.types import Rollout
 
 COUNTS = (
     "samples", "skipped_steps", "suspicions", "proofs", "episodes", "generated_tokens",
-    "carried_episodes", "tool_calls", "tool_errors", "tool_timeouts", "refused_samples",
-    "overdue_plays", "abandoned_prompts", "worker_losses", "divergences",
+    "carried_episodes", "tool_calls", "tool_errors", "tool_timeouts", "abandoned_tool_calls",
+    "refused_samples", "overdue_plays", "abandoned_prompts", "worker_losses", "divergences",
 )  # fmt: skip
+SHOWN_ONCE_COUNTED = (
+    "abandoned_tool_calls", "refused_samples", "overdue_plays", "worker_losses", "divergences",
+)  # fmt: skip
+"""Counts over the run that are a metric from their first on."""
 
 
 class Overlap:
@@ -101,6 +105,7 @@ class CycleMeter:
         for name in ("tool_calls", "tool_errors", "tool_timeouts"):
             self.count(name, sum(getattr(r, name) for r in rollouts))
         self.count("refused_samples", len(harvest.refused))
+        self.count("abandoned_tool_calls", harvest.abandoned_tool_calls)
         self._temperature = temperature
 
     def proven(self, proof: SyncProof) -> None:
@@ -142,7 +147,7 @@ class CycleMeter:
         if cycle["tool_calls"]:
             metrics["tool_error_share"] = cycle["tool_errors"] / cycle["tool_calls"]
             metrics["tool_timeout_share"] = cycle["tool_timeouts"] / cycle["tool_calls"]
-        for name in ("refused_samples", "overdue_plays", "worker_losses", "divergences"):
+        for name in SHOWN_ONCE_COUNTED:
             if self.counts[name]:
                 metrics[name] = float(self.counts[name])
         if self._temperature is not None:

@@ -56,6 +56,8 @@ class Harvest:
     rollouts: tuple[Rollout, ...]
     generated_tokens: int
     refused: tuple[Refusal, ...] = ()
+    abandoned_tool_calls: int = 0
+    """Calls this worker left running, timed out, since its last harvest, whoever's they were."""
 
 
 class PublishGate:
@@ -120,6 +122,7 @@ class RolloutWorker:
         self._config = config
         self._rows = {row.id: row for row in rows}
         self._tools = ToolRunner(tools_named(config.tools), config.rl.tools)
+        self._abandoned_told = 0
         tokenizer = load_tokenizer(snapshot)
         self._renderer = PromptRenderer(tokenizer, config.system_prompt)
         self._engine = self._start_engine(snapshot)
@@ -206,7 +209,13 @@ class RolloutWorker:
                 )
         rollouts = tuple(p for p in played if isinstance(p, Rollout))
         refused = tuple(p for p in played if isinstance(p, Refusal))
-        return Harvest(rollouts, sum(r.sampled_tokens for r in rollouts), refused)
+        tokens = sum(r.sampled_tokens for r in rollouts)
+        return Harvest(rollouts, tokens, refused, self._newly_abandoned())
+
+    def _newly_abandoned(self) -> int:
+        """Tool calls left running that no harvest has told of."""
+        told, self._abandoned_told = self._abandoned_told, self._tools.abandoned
+        return self._abandoned_told - told
 
     async def _episode(
         self, engine: AsyncRolloutEngine, task: EpisodeTask, params: SamplingParams

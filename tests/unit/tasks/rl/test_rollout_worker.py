@@ -1,10 +1,12 @@
 """The same ticket gives the same samples, whoever plays it and with whom."""
 
 import asyncio
+import threading
 from dataclasses import replace
 
 import pytest
 
+from tasks.environments.tool_runner import ToolRunner
 from tasks.environments.toolcall import render_tool_call
 from tasks.models.trainable import trainable_tensors
 from tasks.rl.prompt_queue import PromptQueue, Ticket
@@ -72,13 +74,13 @@ END = StopReason.END_OF_TURN
 def streaming(tiny_config, tiny_snapshot, tiny_data):
     """Build a worker whose episodes go their own ways; its tools are slow where asked."""
 
-    def build(on_publish="carry", latency=None) -> RolloutWorker:
+    def build(on_publish="carry", latency=None, **tools) -> RolloutWorker:
         rl = {
             "staleness_limit": 2,
             "runtime": {"type": "ray"},
-            "sampling": {"max_new_tokens": 40 if latency else 12},
+            "sampling": {"max_new_tokens": 40 if latency or tools else 12},
             "engine": {"type": "transformers", "on_publish": on_publish},
-            "tools": {"simulated_latency": latency},
+            "tools": {"simulated_latency": latency} | tools,
         }
         return RolloutWorker(tiny_config(rl=rl), tiny_snapshot.folder, tiny_data.rows)
 
@@ -151,6 +153,25 @@ def test_a_publish_overtakes_episodes(
     assert loaded_first == (on_publish == "carry")
     assert steps == ({(0, 7)} if on_publish == "carry" else {(0, 0)})
     assert {r.oldest_version.step for r in early.rollouts} == {0}
+
+
+def test_calls_left_running_are_told_by_the_next_harvest_once(
+    streaming, tiny_data, tiny_renderer, monkeypatch
+):
+    over = threading.Event()
+    worker = streaming(timeout_s=0.05, retries=1)
+    call_first(worker, tiny_renderer, monkeypatch)
+    monkeypatch.setattr(
+        worker,
+        "_tools",
+        ToolRunner({"calc": lambda arguments: f"{over.wait(60)}"}, worker._config.rl.tools),
+    )
+    first, second = PromptQueue([r.id for r in tiny_data.rows], 0).take(2)
+    harvest = play(worker, [first], 3)
+    assert [(r.tool_calls, r.tool_timeouts) for r in harvest.rollouts] == [(1, 1)] * 3
+    assert harvest.abandoned_tool_calls == 6 == worker._tools.abandoned  # two tries of each
+    over.set()
+    assert play(worker, [second], 2).abandoned_tool_calls == 0
 
 
 def test_an_answer_that_cannot_be_trained_on_leaves_its_group_the_others(
