@@ -161,7 +161,8 @@ class RLConfig(Config):
     batch_size: int = Field(128, ge=1)
     """Samples per batch; a multiple of `group_size`."""
     updates_per_batch: int = Field(1, ge=1)
-    """Optimiser steps a batch is cut into; more than one needs a loss with a proximal policy."""
+    """Optimiser steps a batch is cut into, each on whole groups; more than one needs a loss with a
+    proximal policy. A publish or checkpoint that falls due amid a batch comes at its end."""
     group_size: int = Field(8, ge=1)
     staleness_limit: int = Field(2, ge=0)
     """η: no token older than this many optimiser steps is trained on; 0 is synchronous."""
@@ -250,6 +251,13 @@ class RLConfig(Config):
                 f"rl.updates_per_batch={updates} with rl.loss.type={self.loss.type}: after the "
                 "first step on a batch the clip must be around the policy the batch began with, "
                 "not around the sampler; use rl.loss.type=decoupled_ppo or rl.updates_per_batch=1"
+            )
+        groups = self.batch_size // self.group_size
+        if updates > groups:
+            raise ValueError(
+                f"rl.updates_per_batch={updates} is more than the {groups} group(s) of a batch "
+                f"(rl.batch_size={self.batch_size} / rl.group_size={self.group_size}): each step "
+                f"takes whole groups; try {groups}, or a larger rl.batch_size"
             )
         if self.steps % updates:
             raise ValueError(

@@ -65,6 +65,13 @@ def test_several_steps_divide_the_run():
     assert "try 4" in refused(*two, "rl.steps=5")
 
 
+def test_a_batch_has_a_group_for_each_of_its_steps():
+    sized = ["rl.loss.type=decoupled_ppo", "rl.batch_size=12", "rl.group_size=4", "rl.steps=60"]
+    assert load_config("micro", [*sized, "rl.updates_per_batch=3"]).rl.updates_per_batch == 3
+    said = refused(*sized, "rl.updates_per_batch=4")
+    assert "rl.updates_per_batch=4 is more than the 3 group(s)" in said and "try 3" in said
+
+
 @pytest.mark.parametrize(
     "override",
     [

@@ -65,6 +65,26 @@ def test_publish_interval_loosens():
     assert published == [2, 5, 8]
 
 
+@pytest.mark.parametrize(
+    ("every", "updates", "published"),
+    [
+        (3, 2, [4, 8, 12]),  # due at 3, and the batch ends at 4; from 4 on at 7, so at 8
+        (4, 2, [4, 8, 12]),
+        (5, 2, [6, 12]),
+        (1, 3, [3, 6, 9, 12]),
+        (4, 3, [6, 12]),
+    ],
+)
+def test_a_publish_due_amid_a_batch_comes_at_its_end(every, updates, published):
+    publish, found = PublishInterval(PublishSchedule(start=every, end=every)), []
+    for step in range(updates, 13, updates):
+        if publish.due(step):
+            publish.published(step)
+            found.append(step)
+        assert publish.lag(step) < every
+    assert found == published
+
+
 def test_publish_interval_survives_a_resume():
     schedule = PublishSchedule(start=3, end=3)
     publish = PublishInterval(schedule)

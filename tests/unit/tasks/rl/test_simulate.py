@@ -191,6 +191,39 @@ def test_publishing_too_rarely_stands_still():
     assert len(simulate(enough, Times(FLAT, 1.0)).step_ends_s) == 5
 
 
+@pytest.mark.parametrize("limit", range(5))
+@pytest.mark.parametrize("updates", range(1, 5))
+@pytest.mark.parametrize("order", ["freshest", "fifo"])
+def test_any_publish_interval_with_any_number_of_steps_a_batch(limit, updates, order):
+    """N steps pass in ⌈N/u⌉ batches, and before the last of them the policy is u(⌈N/u⌉ − 1) behind:
+    the loop goes on just where that is within η. N ≤ η + 1 always is. What the validator refuses
+    besides is nothing new: a larger N that goes on publishes as often as N = η + 1 does."""
+    for interval in range(1, limit + 1 + 2 * updates):
+        batches = -(-interval // updates)
+        most_behind = updates * (batches - 1)
+        work = Work(
+            12 * updates, 4, 2, limit, publish=every(interval), order=order,
+            updates_per_batch=updates, tokens=TEN_TOKENS,
+        )  # fmt: skip
+        if most_behind > limit:
+            assert interval > limit + 1
+            with pytest.raises(DeadlockError):
+                simulate(work, Times(FLAT, train_s=1.0))
+            continue
+        modelled = simulate(work, Times(FLAT, train_s=1.0, publish_s=1.0))
+        assert len(modelled.step_ends_s) == 12 and max(modelled.ages) <= limit
+        assert modelled.sync_s == pytest.approx(12 // batches)  # a publish takes one second
+        assert -(-min(interval, limit + 1) // updates) == batches
+
+
+def test_a_checkpoint_due_amid_a_batch_comes_at_its_end():
+    """Every 3 steps, two a batch: of the ends 2, 4, 6, 8, 10, those at 4, 6 and 10 passed one."""
+    work = Work(10, 4, 2, 0, updates_per_batch=2, tokens=TEN_TOKENS, checkpoint_every=3)
+    modelled = simulate(work, Times(FLAT, train_s=1.0, checkpoint_s=10.0))
+    # 1 s of sampling and 1 s of training a batch; the next is sampled while a checkpoint is written
+    assert modelled.step_ends_s == pytest.approx((2.0, 14.0, 25.0, 26.0, 38.0))
+
+
 @pytest.mark.parametrize(
     ("step_s", "per_sequence_s", "sequences"), [(-1.0, 1.0, 1), (0.0, 0.0, 1), (1.0, 0.0, 0)]
 )
