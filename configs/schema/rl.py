@@ -194,6 +194,9 @@ class RLConfig(Config):
     """Leave samples without an advantage out of the step; their KL gradient is forgone."""
     checkpoint_every: int = Field(1, ge=1)
     """Optimiser steps between checkpoints."""
+    keep_samples: bool = True
+    """Keep every sample that is trained on in the stage's folder, so that its rewards can be
+    replayed (`rl-pipeline replay`); a few bytes a token."""
     stall_after_s: float = Field(600.0, gt=0)
     """Whoever waits longer is logged, with the chain of whom it waits for."""
     stall_abort_s: float = Field(3000.0, gt=0)

@@ -91,6 +91,12 @@ def _turn_sample(scored: ScoredRollout, credited: tuple[list[float], list[float]
     return Sample(scored, _spread(scored, advantages), returns, mask)
 
 
+def turn_advantages(sample: Sample) -> tuple[float, ...]:
+    """The advantage of each turn, which all its tokens share; 0 for a turn without tokens."""
+    turns = sample.scored.rollout.turns
+    return tuple(sample.advantages[t.start] if t.start < t.end else 0.0 for t in turns)
+
+
 def train_batches(
     samples: Sequence[Sample], max_tokens: int, *, packed: bool = False
 ) -> list[TrainBatch]:

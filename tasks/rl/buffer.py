@@ -30,6 +30,11 @@ class RolloutBuffer:
         self._groups: list[Group] = []
 
     @property
+    def groups(self) -> tuple[Group, ...]:
+        """What waits, in arrival order."""
+        return tuple(self._groups)
+
+    @property
     def samples(self) -> int:
         """Samples waiting."""
         return sum(g.size for g in self._groups)

@@ -1,24 +1,27 @@
 """One checkpoint per cycle: both sides' state in a folder that appears whole or not at all.
 
-Safetensors and JSON only. The manifest, written last, names every file's hash, the learner's
-tensors, the config and the snapshot it belongs to, and its own hash; all are verified before
-anything is loaded.
+Safetensors and JSON only: the learner's tensors, the samples in the buffer, the loop's state. The
+manifest, written last, names every file's hash, the learner's tensors, the config and the snapshot
+it belongs to, and its own hash; all are verified before anything is loaded.
 """
 
 import json
 import os
 import shutil
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tasks.artifacts.atomic import dump_json, fsync_folder, write_json
 from tasks.artifacts.content_hash import hash_file, hash_json
+from tasks.artifacts.typed_file import write_typed
 from tasks.rl.errors import CheckpointMismatchError
+from tasks.rl.types import Group
 
 MANIFEST = "manifest.json"
 ATTEMPTS = "attempts.json"
+BUFFER = "buffer.json.gz"
 KEEP = 2
 
 
@@ -55,6 +58,7 @@ class Checkpoints:
         step: int,
         attempt: int,
         loop: Mapping[str, Any],
+        buffered: Sequence[Group],
         save_learner: Callable[[Path], Awaitable[dict[str, str]]],
     ) -> None:
         """Write a checkpoint beside the others, then forget all but the newest two."""
@@ -63,6 +67,7 @@ class Checkpoints:
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir(parents=True)
         learner = await save_learner(temporary)
+        write_typed(temporary / BUFFER, tuple[Group, ...], tuple(buffered))
         files = {p.name: hash_file(p) for p in sorted(temporary.iterdir())}
         manifest = {
             "step": step,

@@ -15,6 +15,7 @@ from tasks.rl.learner import StepReport
 from tasks.rl.ledger import SampleFate, SlotState
 from tasks.rl.loop_state import TrainedBatch
 from tasks.rl.reward_gate import RewardGate
+from tasks.rl.sample_log import SampleLog, TrainedSamples
 from tasks.rl.sentinel import Decision, ProbeResult, SentinelTrippedError
 from tasks.rl.staleness import fresh_lr_scale, staleness_steps
 from tasks.rl.types import Group
@@ -34,6 +35,7 @@ class Consumer:
         publish_root: Path,
         report: Reporter,
         gate: RewardGate | None,
+        samples: SampleLog | None,
     ) -> None:
         self._exchange = exchange
         self._config = exchange.config
@@ -43,6 +45,7 @@ class Consumer:
         self._publish_root = publish_root
         self._report = report
         self._gate = gate
+        self._samples = samples
 
     async def run(self) -> None:
         """Train on fresh batches until every step is taken."""
@@ -65,6 +68,7 @@ class Consumer:
         before = state.learner_version
         with clock.state(SlotState.TRAIN):
             report = await self._train(groups)
+            await self._keep(groups, report)
             metrics = self._account(groups, report)
         over = report.learner_version >= self._config.steps
         if state.interval.due(report.learner_version, state.alarm.publish_divisor) or over:
@@ -82,6 +86,13 @@ class Consumer:
         if state.learner_version // every > before // every:
             with clock.state(SlotState.CHECKPOINT):
                 await self._checkpoint()
+
+    async def _keep(self, groups: Sequence[Group], report: StepReport) -> None:
+        """Write down what was trained on."""
+        if self._samples is not None:
+            state = self._state
+            kept = TrainedSamples(state.learner_version, tuple(groups), report.advantages)
+            await asyncio.to_thread(self._samples.write, len(state.trained), kept)
 
     async def _train(self, groups: Sequence[Group]) -> StepReport:
         exchange, state = self._exchange, self._state
@@ -247,10 +258,12 @@ class Consumer:
         for clock in self._exchange.clocks:
             clock.flush()
         with self._exchange.watchdog.waiting(LEARNER, "a checkpoint"):
+            buffered = self._exchange.buffer.groups
             await self._checkpoints.write(
                 self._state.learner_version,
                 self._state.attempt,
-                self._state.state_dict(self._exchange.wall_s()),
+                self._state.state_dict(self._exchange.wall_s(), buffered),
+                buffered,
                 self._runtime.save,
             )
 

@@ -31,6 +31,7 @@ from tasks.rl.batch import (
     rows_of,
     samples_of,
     silent,
+    turn_advantages,
 )
 from tasks.rl.controllers import loss_at
 from tasks.rl.errors import CheckpointMismatchError, ReferenceMismatchError
@@ -155,7 +156,8 @@ class Learner:
         effective = sum(update.effective for update in updates)
         metrics["effective_share"] = effective / len(samples)
         skipped = all(update.stats.skipped for update in updates)
-        return StepReport(self.learner_version, skipped, effective, metrics)
+        advantages = {s.scored.rollout.rollout_id: turn_advantages(s) for s in samples}
+        return StepReport(self.learner_version, skipped, effective, metrics, advantages)
 
     def _worth_a_gradient(self, samples: Sequence[Sample]) -> Sequence[Sample]:
         """The samples a step trains on: all, or those with an advantage where there are any."""

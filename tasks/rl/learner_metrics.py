@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -23,6 +23,8 @@ class StepReport:
     """True = no weight moved."""
     effective_samples: float
     metrics: dict[str, float]
+    advantages: dict[str, tuple[float, ...]] = field(default_factory=dict)
+    """Of each rollout, one for each turn."""
 
 
 @dataclass(frozen=True)

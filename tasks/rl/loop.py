@@ -13,7 +13,8 @@ from typing import Any
 
 from configs.schema.rl import RLConfig
 from tasks.artifacts.progress import Reporter
-from tasks.rl.checkpoint import Checkpoints, Saved
+from tasks.artifacts.typed_file import read_typed
+from tasks.rl.checkpoint import BUFFER, Checkpoints, Saved
 from tasks.rl.consumer import Consumer
 from tasks.rl.errors import CheckpointMismatchError
 from tasks.rl.exchange import Exchange
@@ -22,6 +23,8 @@ from tasks.rl.loop_state import LoopState
 from tasks.rl.producer import Producer
 from tasks.rl.reward_gate import RewardGate
 from tasks.rl.runtime.types import Runtime
+from tasks.rl.sample_log import SampleLog
+from tasks.rl.types import Group
 from tasks.rl.watchdog import Watchdog
 
 
@@ -72,13 +75,15 @@ class AsyncLoop:
         publish_root: Path,
         report: Reporter,
         gate: RewardGate | None = None,
+        samples: SampleLog | None = None,
     ) -> None:
-        """Without a `gate` no batch is held against the reward suite."""
+        """Without a `gate` no batch is held against the reward suite; without `samples` none is
+        kept."""
         self._runtime = runtime
         self._gate = gate
         self.watchdog = Watchdog(config.stall_after_s, config.stall_abort_s, time.monotonic)
         self.exchange = Exchange(config, runtime, state, self.watchdog)
-        self.consumer = Consumer(self.exchange, checkpoints, publish_root, report, gate)
+        self.consumer = Consumer(self.exchange, checkpoints, publish_root, report, gate, samples)
 
     async def run(self, saved: Saved | None) -> None:
         """Start both sides, go on from `saved` if there is one, and take every step."""
@@ -89,7 +94,7 @@ class AsyncLoop:
             with exchange.everyone(SlotState.STARTUP):
                 await self._runtime.start()
                 if saved is not None:
-                    await self._load_learner(saved)
+                    await self._load(saved)
             for seat in exchange.seats:
                 seat.fill()
             with exchange.everyone(SlotState.SYNC):
@@ -111,10 +116,12 @@ class AsyncLoop:
         """Wall-clock of this attempt so far."""
         return self.exchange.wall_s()
 
-    async def _load_learner(self, saved: Saved) -> None:
+    async def _load(self, saved: Saved) -> None:
         found = await self._runtime.load(saved.folder, saved.step)
         if dict(found) != dict(saved.learner):
             raise CheckpointMismatchError(
                 f"{saved.folder}: the learner's tensors differ from the manifest after loading; "
                 "move the folder away to start RL anew"
             )
+        for group in read_typed(saved.folder / BUFFER, tuple[Group, ...]):
+            self.exchange.buffer.put(group)

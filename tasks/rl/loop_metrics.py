@@ -157,13 +157,15 @@ class CycleMeter:
         return metrics
 
     def state_dict(self) -> dict[str, Any]:
-        """JSON-able counts."""
+        """JSON-able counts, those of samples that still wait for their step included."""
         return {
             "counts": dict(self.counts),
             "effective_samples": self.effective_samples,
             "max_staleness_seen": self.max_staleness_seen,
             "both_s": self.overlap.both_s,
             "any_s": self.overlap.any_s,
+            "cycle": dict(self._cycle),
+            "temperature": self._temperature,
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
@@ -173,6 +175,8 @@ class CycleMeter:
         self.max_staleness_seen = int(state["max_staleness_seen"])
         self.overlap.both_s = float(state["both_s"])
         self.overlap.any_s = float(state["any_s"])
+        self._cycle = Counter({str(k): int(v) for k, v in state["cycle"].items()})
+        self._temperature = state["temperature"]
 
 
 def _carried(rollout: Rollout) -> bool:

@@ -1,6 +1,6 @@
 """Everything of the loop that a checkpoint keeps, in one place."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -12,6 +12,7 @@ from tasks.rl.ledger import CostLedger
 from tasks.rl.loop_metrics import CycleMeter
 from tasks.rl.prompt_queue import PromptQueue
 from tasks.rl.sentinel import RewardSentinel
+from tasks.rl.types import Group
 
 
 @dataclass(frozen=True)
@@ -52,10 +53,11 @@ class LoopState:
         """β now."""
         return self.kl.coefficient if self.kl else self._fixed_kl_coefficient
 
-    def state_dict(self, wall_s: float) -> dict[str, Any]:
-        """JSON-able state at `wall_s` into this attempt."""
+    def state_dict(self, wall_s: float, buffered: Sequence[Group]) -> dict[str, Any]:
+        """JSON-able state at `wall_s` into this attempt, whose buffer holds `buffered`."""
         return {
             "queue": self.queue.state_dict(),
+            "buffered": [int(group.group_id) for group in buffered],
             "interval": self.interval.state_dict(),
             "kl": self.kl.state_dict() if self.kl else None,
             "sentinel": self.sentinel.state_dict(),
@@ -67,12 +69,12 @@ class LoopState:
         }
 
     def resume(self, saved: Saved) -> None:
-        """Go on from a checkpoint as a new attempt. Samples of the dead attempt are gone; their
-        prompts are dispatched again."""
+        """Go on from a checkpoint as a new attempt. Samples of the dead attempt that were not in
+        its buffer are gone; their prompts are dispatched again."""
         state: Mapping[str, Any] = saved.loop
         self.attempt = max(self.attempt, saved.attempt + 1)
         self.learner_version = saved.step
-        self.queue.load_state(state["queue"])
+        self.queue.load_state(state["queue"], state["buffered"])
         self.interval.load_state(state["interval"])
         if self.kl and state["kl"]:
             self.kl.load_state(state["kl"])

@@ -1,11 +1,12 @@
 """Which prompt comes next: shuffled epochs, reissued prompts first, nothing lost or doubled.
 
 Every dispatched prompt is a numbered ticket. A ticket is open until it is consumed; on resume the
-tickets a dead attempt had open are dispatched again, in order.
+tickets a dead attempt had open are dispatched again, in order, but for those whose samples the
+checkpoint kept.
 """
 
 import random
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -80,15 +81,18 @@ class PromptQueue:
         return ticket
 
     def state_dict(self) -> dict[str, Any]:
-        """JSON-able state. Open tickets are kept as such: `load_state` dispatches them again."""
+        """JSON-able state. Open tickets are kept as such; `load_state` decides over them."""
         return {
             "next_serial": self._next_serial,
             "waiting": [asdict(t) for t in self._waiting],
             "open": [asdict(t) for _, t in sorted(self._open.items())],
         }
 
-    def load_state(self, state: Mapping[str, Any]) -> None:
-        """Take back a state; what was open is waiting again, under the same seeds."""
+    def load_state(self, state: Mapping[str, Any], sampled: Collection[int] = ()) -> None:
+        """Take back a state. Of what was open, tickets in `sampled` still have their samples; the
+        others wait again, under the same seeds."""
         self._next_serial = int(state["next_serial"])
-        self._open = {}
-        self._waiting = [Ticket(**t) for t in (*state["open"], *state["waiting"])]
+        opened = [Ticket(**t) for t in state["open"]]
+        self._open = {t.serial: t for t in opened if t.serial in sampled}
+        waiting = [Ticket(**t) for t in state["waiting"]]
+        self._waiting = [*(t for t in opened if t.serial not in sampled), *waiting]

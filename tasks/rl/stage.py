@@ -23,6 +23,7 @@ from tasks.rl.loop_state import LoopState
 from tasks.rl.prompt_queue import PromptQueue
 from tasks.rl.reward_gate import RewardGate
 from tasks.rl.runtime.types import Runtime
+from tasks.rl.sample_log import SAMPLES, SampleLog
 from tasks.rl.types import Group, ScoredRollout
 
 FINAL_BATCHES = 3
@@ -60,7 +61,12 @@ async def _run(
         report.drop_metrics_after(saved.step)
     gate = RewardGate(config.rl, out_dir)
     gate.resume(state.learner_version)
-    loop = AsyncLoop(config.rl, runtime, state, checkpoints, out_dir / "publish", report, gate)
+    samples = SampleLog(out_dir / SAMPLES) if config.rl.keep_samples else None
+    if samples is not None:
+        samples.resume(len(state.trained))
+    loop = AsyncLoop(
+        config.rl, runtime, state, checkpoints, out_dir / "publish", report, gate, samples
+    )
     try:
         await loop.run(saved)
         wall_s = loop.wall_s()  # the books close here: what follows is the stage's, not the loop's

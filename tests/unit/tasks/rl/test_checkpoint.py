@@ -27,7 +27,7 @@ def write(checkpoints: Checkpoints, step: int, attempt: int = 0) -> None:
         return {"policy": hash_bytes(f"policy {step}".encode())}
 
     loop = {"queue": {"next_serial": 8 * step}, "meter": {"both_s": 0.1 + step, "last": None}}
-    asyncio.run(checkpoints.write(step, attempt, loop, learner))
+    asyncio.run(checkpoints.write(step, attempt, loop, (), learner))
 
 
 @pytest.fixture
