@@ -14,6 +14,7 @@ from tasks.rl.credit import (
     return_to_go_loo,
     turn_gae,
 )
+from tasks.rl.soundness import require_sound
 from tasks.rl.types import Group, ScoredRollout, TrainBatch
 from tasks.sampling.types import Rollout
 
@@ -32,7 +33,12 @@ class Sample:
 
 
 def samples_of(groups: Sequence[Group], credit: Credit, values: TurnValues) -> list[Sample]:
-    """Every rollout of the batch with its advantages; unscored ones have none."""
+    """Every rollout of the batch with its advantages; unscored ones have none.
+
+    Raises:
+        UnsoundSampleError: a sample contradicts itself.
+    """
+    require_sound(groups)
     if isinstance(credit, TurnGaeCredit):
         return _turn_samples([r for g in groups for r in g.rollouts], credit, values)
     samples = []
@@ -126,7 +132,12 @@ def in_parts(samples: Sequence[Sample], parts: int) -> list[list[Sample]]:
 
 
 def without_credit(groups: Sequence[Group], *, with_values: bool) -> list[Sample]:
-    """Samples before any credit is known, for a pass that only scores them."""
+    """Samples before any credit is known, for a pass that only scores them.
+
+    Raises:
+        UnsoundSampleError: a sample contradicts itself.
+    """
+    require_sound(groups)
     samples = []
     for scored in (r for g in groups for r in g.rollouts):
         nothing = [0.0] * len(scored.rollout.token_ids)

@@ -46,6 +46,7 @@ from tasks.rl.losses import (
     value_denominator,
     value_loss,
 )
+from tasks.rl.soundness import require_vocabulary
 from tasks.rl.types import Group, TrainBatch
 from tasks.rl.weight_sync import Canary, Receipt, publish
 from tasks.sampling.types import PolicyVersion
@@ -136,8 +137,10 @@ class Learner:
 
         Raises:
             NonFiniteStepError: too many steps in a row had a non-finite gradient.
+            UnsoundSampleError: a sample contradicts itself, or has tokens the model does not know.
         """
         started_s = time.monotonic()
+        require_vocabulary(groups, self._module.causal_model.config.vocab_size)
         scored = prepass(self, groups, kl_coefficient)
         samples = samples_of(scored.groups, self._config.credit, scored.values)
         trained = self._worth_a_gradient(samples)

@@ -19,7 +19,7 @@ def scored(name, turns, reward, turn_rewards=(), length=8, spans=()) -> ScoredRo
         turns=tuple(Turn(s, e, StopReason.END_OF_TURN, V2, spans) for s, e in turns),
         temperature=1.0,
     )  # fmt: skip
-    return ScoredRollout(rollout, reward, reward, {}, turn_rewards)
+    return ScoredRollout(rollout, reward, reward, {}, turn_rewards or (0.0,) * len(turns))
 
 
 def test_rloo_falls_on_every_action():

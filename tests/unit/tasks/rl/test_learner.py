@@ -19,6 +19,7 @@ from tasks.rl.learner import Learner
 from tasks.rl.learner_prepass import prepass
 from tasks.rl.prompt_queue import PromptQueue
 from tasks.rl.rollout_worker import RolloutWorker
+from tasks.rl.soundness import UnsoundSampleError
 from tasks.rl.types import Group
 
 FULL = {"type": "full"}
@@ -418,3 +419,13 @@ def test_memory_saving_settings_reach_the_module(learner_of, groups):
 def test_chunks_of_logits_are_refused_where_weights_are_split(tiny_config):
     with pytest.raises(ValueError, match=r"logits_chunk_tokens=8 with deepspeed.zero_stage=3"):
         tiny_config(rl={"deepspeed": {"zero_stage": 3, "logits_chunk_tokens": 8}})
+
+
+def test_tokens_the_model_has_not_stop_before_anything_is_computed(learner_of, groups):
+    learner = learner_of()
+    (first, *others), before = groups[0].rollouts, weights(learner)
+    beyond = (*first.rollout.token_ids[:-1], 320)  # the embedding has rows 0 to 319
+    bad = replace(first, rollout=replace(first.rollout, token_ids=beyond))
+    with pytest.raises(UnsoundSampleError, match="is 320; the model has 0 to 319"):
+        learner.train([replace(groups[0], rollouts=(bad, *others)), *groups[1:]], 0.1)
+    assert weights(learner) == before and learner.learner_version == 0
