@@ -72,7 +72,10 @@ def _turn_samples(
     stands, so nothing is bootstrapped beyond the last turn."""
     scored = [r for r in rollouts if r.reward is not None]
     pairs = [
-        turn_gae(r.turn_rewards, values[r.rollout.rollout_id], 0.0, credit.gamma, credit.lam)
+        turn_gae(
+            r.turn_rewards, values[r.rollout.rollout_id], 0.0, credit.gamma, credit.lam,
+            row_id=r.rollout.row_id,
+        )
         for r in scored
     ]
     advantages = [a for a, _ in pairs]

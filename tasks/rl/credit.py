@@ -2,7 +2,7 @@
 
 G samples of one prompt, K turns of one episode, T tokens. A reward of None is an answer nobody
 could score: it stays out of every statistic and earns an advantage of exactly 0. A NaN or infinite
-reward is a fault of the grader and an error here.
+reward, or one beyond 1e300, is a fault of the grader and an error here.
 """
 
 import math
@@ -11,18 +11,22 @@ from collections.abc import Sequence
 from configs.schema.rl_credit import DrGrpoCredit, GroupCredit, GrpoCredit
 from tasks.sampling.types import Turn
 
+LARGEST = 1e300
+"""Beyond it, sums over a group would be infinite."""
+
 
 class NonFiniteRewardError(ValueError):
-    """A reward is NaN or infinite; `row_id` and `index` say whose."""
+    """A reward is NaN, infinite or as good as infinite; `row_id`, `of` and `index` say whose."""
 
-    def __init__(self, row_id: str, index: int, value: float) -> None:
-        super().__init__(row_id, index, value)
-        self.row_id, self.index, self.value = row_id, index, value
+    def __init__(self, row_id: str, index: int, value: float, of: str = "sample") -> None:
+        super().__init__(row_id, index, value, of)
+        self.row_id, self.index, self.value, self.of = row_id, index, value, of
 
     def __str__(self) -> str:
         return (
-            f"reward of row {self.row_id!r}, sample {self.index}, is {self.value}; expected a "
-            "finite number, or None where the answer cannot be scored: fix the grader"
+            f"reward of row {self.row_id!r}, {self.of} {self.index}, is {self.value}; expected a "
+            f"finite number within ±{LARGEST:g}, or None where the answer cannot be scored: fix "
+            "the grader"
         )
 
 
@@ -30,11 +34,14 @@ class TurnShapeError(ValueError):
     """Turn rewards, values, advantages and spans do not fit together."""
 
 
-def require_finite(rewards: Sequence[float | None], row_id: str = "") -> None:
-    """Raise NonFiniteRewardError at the first reward that is NaN or infinite."""
+def require_finite(rewards: Sequence[float | None], row_id: str = "", of: str = "sample") -> None:
+    """Raise NonFiniteRewardError at the first reward that is NaN or beyond ±1e300.
+
+    `of` says what the rewards are one each of.
+    """
     for index, reward in enumerate(rewards):
-        if reward is not None and not math.isfinite(reward):
-            raise NonFiniteRewardError(row_id, index, float(reward))
+        if reward is not None and not abs(float(reward)) <= LARGEST:  # NaN fails this too
+            raise NonFiniteRewardError(row_id, index, float(reward), of)
 
 
 def scored_mean(values: Sequence[float | None]) -> float | None:
@@ -74,7 +81,7 @@ def group_credit(
         fewer than two are scored.
 
     Raises:
-        NonFiniteRewardError: a reward is NaN or infinite.
+        NonFiniteRewardError: a reward is NaN or beyond ±1e300.
     """
     require_finite(rewards, row_id)
     scored = [float(r) for r in rewards if r is not None]
@@ -96,6 +103,8 @@ def turn_gae(
     bootstrap_value: float,
     gamma: float,
     lam: float,
+    *,
+    row_id: str = "",
 ) -> tuple[list[float], list[float]]:
     """Generalised advantage estimation over turns (arXiv 1506.02438, one step = one turn).
 
@@ -106,15 +115,20 @@ def turn_gae(
         turn_rewards_K: reward of each turn; the outcome falls on the last.
         values_K: V at the last observation token before each turn.
         bootstrap_value: V_K: 0.0 where the episode ended, the critic's value where it was cut off.
+        row_id: names the prompt in an error.
 
     Returns:
         (advantages_K, returns_K).
+
+    Raises:
+        NonFiniteRewardError: a reward is NaN or beyond ±1e300.
+        TurnShapeError: not one reward and one value a turn.
     """
     if len(turn_rewards_K) != len(values_K):
         raise TurnShapeError(
             f"{len(turn_rewards_K)} turn rewards, {len(values_K)} values; expected one each a turn"
         )
-    require_finite(turn_rewards_K)
+    require_finite(turn_rewards_K, row_id, "turn")
     advantages = [0.0] * len(values_K)
     next_value, next_advantage = bootstrap_value, 0.0
     for k in reversed(range(len(values_K))):
@@ -149,8 +163,8 @@ def return_to_go_loo(
     Returns:
         One list a sample, as long as its turns; empty for an unscored sample.
     """
-    for rewards in turn_rewards_G:
-        require_finite(rewards or (), row_id)
+    for sample, rewards in enumerate(turn_rewards_G):
+        require_finite(rewards or (), row_id, f"sample {sample}, turn")
     returns = [None if r is None else return_to_go(r, gamma) for r in turn_rewards_G]
     if sum(r is not None for r in returns) < 2:
         return [[0.0] * len(own or ()) for own in returns]

@@ -33,10 +33,12 @@ def sequence_weight_metrics(
     """Sums for the ESS of raw, unclipped sequence weights w = exp Σ_t log(π_θ/μ).
 
     Kept as log Σ w and log Σ w² in float64, since w itself overflows; samples without a trained
-    token do not count.
+    token do not count. An infinite weight outweighs every finite one and equals another infinite
+    one, as do weights of 0 where there is nothing else; NaN stays NaN.
     """
     trained = action_mask_B_T.any(dim=1)
     log_weights = select(action_mask_B_T, log_ratios_B_T).double().sum(dim=1)[trained]
+    log_weights = log_weights.clamp(-_LOG_WEIGHT_BOUND, _LOG_WEIGHT_BOUND)
     return {
         "sequence_weight_logsumexp": torch.logsumexp(log_weights, dim=0),
         "sequence_weight_sq_logsumexp": torch.logsumexp(2 * log_weights, dim=0),
@@ -92,6 +94,10 @@ _SHARES = {
     "kl_k1_mean": ("kl_k1_sum", "kl_tokens_sum"),
     "kl_k3_mean": ("kl_k3_sum", "kl_tokens_sum"),
 }
+
+
+_LOG_WEIGHT_BOUND = 1e9
+"""Infinite log-weights become this: ∞ − ∞ is NaN, and float64 still has digits to spare here."""
 
 
 def _mismatch(terms: TokenTerms) -> dict[str, torch.Tensor]:

@@ -84,8 +84,8 @@ def test_a04_fewer_than_two_scored_is_zero(credit, rewards):
 
 
 @pytest.mark.parametrize("credit", [GRPO, DR_GRPO, RLOO])
-@pytest.mark.parametrize("bad", [math.inf, -math.inf, math.nan])
-@pytest.mark.parametrize("others", [[1.0, 0.0, 1.0], [None], []])
+@pytest.mark.parametrize("bad", [math.inf, -math.inf, math.nan, 1e308, -1.1e300])
+@pytest.mark.parametrize("others", [[1.0, 0.0, 1.0], [None], [], [1e300, 1e300, -1e300]])
 def test_a04_non_finite_reward_is_refused_with_its_row(credit, bad, others):
     with pytest.raises(NonFiniteRewardError, match=r"row-7.*sample \d") as caught:
         group_credit([*others, bad], credit, row_id="row-7")
@@ -127,8 +127,8 @@ def test_turn_gae_edges():
     assert turn_gae([1.0], [0.25], 0.0, 0.9, 0.3) == ([0.75], [1.0])
     with pytest.raises(TurnShapeError):
         turn_gae([1.0], [1.0, 2.0], 0.0, 0.9, 0.9)
-    with pytest.raises(NonFiniteRewardError):
-        turn_gae([1.0, math.nan], [0.0, 0.0], 0.0, 0.9, 0.9)
+    with pytest.raises(NonFiniteRewardError, match="row 'row-4', turn 1, is nan"):
+        turn_gae([1.0, math.nan], [0.0, 0.0], 0.0, 0.9, 0.9, row_id="row-4")
 
 
 def test_turn_gae_credits_an_earlier_turn_across_the_observation():
@@ -180,8 +180,16 @@ def test_return_to_go_loo_leaves_unscored_samples_out():
     # scored 1 and 0 → 1 − 0 and 0 − 1
     assert return_to_go_loo([[1.0], None, [0.0]], 0.9) == [[1.0], [], [-1.0]]
     assert return_to_go_loo([None, None], 0.9) == [[], []]
-    with pytest.raises(NonFiniteRewardError, match="row-3"):
+    with pytest.raises(NonFiniteRewardError, match="row 'row-3', sample 1, turn 1, is inf"):
         return_to_go_loo([[1.0], [0.0, math.inf]], 0.9, row_id="row-3")
+
+
+def test_the_largest_rewards_that_pass_leave_every_advantage_finite():
+    # (1 − 1/3)·1e300, twice, and −4/3: with 1e308 the sum, and then the differences, overflowed.
+    rewards = [1e300, 1e300, -1e300]
+    assert group_credit(rewards, DR_GRPO) == pytest.approx([2e300 / 3, 2e300 / 3, -4e300 / 3])
+    assert group_credit(rewards, GRPO) == pytest.approx([3**-0.5, 3**-0.5, -2 * 3**-0.5])
+    assert return_to_go_loo([[r] for r in rewards], 1.0)[0] == [1e300]
 
 
 @pytest.mark.parametrize("reward", [0.1, 1 / 3, 1e6 + 0.1])

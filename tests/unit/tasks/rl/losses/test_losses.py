@@ -13,6 +13,7 @@ from tasks.rl.losses import (
     merge_metrics,
     policy_denominator,
     policy_loss,
+    sequence_weight_metrics,
     summarise,
     value_denominator,
     value_loss,
@@ -316,6 +317,23 @@ def test_ess_does_not_overflow_and_one_weight_can_outweigh_the_rest():
     batch = make_batch([[-1001.0] * 3, [-1.0] * 3], [[1.0] * 3] * 2)
     _, _, metrics = run([[-1.0] * 3] * 2, batch)
     assert summarise(merge_metrics([metrics]))["ess_share"] == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize(
+    ("log_weights", "share"),
+    [
+        ([math.inf, 0.0], 1 / 2),  # one is everything
+        ([math.inf, math.inf, 0.0, -5.0], 2 / 4),
+        ([-math.inf, 0.0], 1 / 2),  # 0 and 1
+        ([-math.inf, -math.inf], 1.0),  # alike
+        ([math.nan, 0.0], math.nan),  # for the guard to see
+    ],
+)
+def test_ess_of_infinite_weights_is_their_limit(log_weights, share):
+    rows = torch.tensor(log_weights)[:, None]
+    metrics = sequence_weight_metrics(rows, torch.ones_like(rows, dtype=torch.bool))
+    found = summarise(merge_metrics([metrics]))["ess_share"]
+    assert found == pytest.approx(share, rel=1e-6, nan_ok=True)
 
 
 def test_ess_does_not_depend_on_the_clip_and_the_kept_share_does():
