@@ -1,5 +1,6 @@
 """What credit needs before the step: values, and rewards with KL taken off. Often there is none."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
@@ -8,8 +9,13 @@ import torch
 
 from tasks.models.ranks import add_up
 from tasks.rl.batch import Sample, without_credit
+from tasks.rl.errors import RlError
 from tasks.rl.kl import k1_in_reward, sequence_k1
 from tasks.rl.types import Group, TrainBatch
+
+
+class NonFiniteKlError(RlError, ArithmeticError):
+    """KL that is to come off a reward is NaN."""
 
 
 class Scorer(Protocol):
@@ -49,7 +55,11 @@ class Prepass:
 
 
 def prepass(scorer: Scorer, groups: Sequence[Group], kl_coefficient: float) -> Prepass:
-    """Score the batch's samples, as far as credit asks for it."""
+    """Score the batch's samples, as far as credit asks for it.
+
+    Raises:
+        NonFiniteKlError: a sample's KL to the snapshot is no number.
+    """
     if not (scorer.with_values or scorer.kl_in_reward):
         return Prepass(list(groups))
     samples = without_credit(groups, with_values=scorer.with_values)
@@ -82,6 +92,14 @@ def prepass(scorer: Scorer, groups: Sequence[Group], kl_coefficient: float) -> P
 
 def _penalise(group: Group, penalties: dict[str, float], coefficient: float) -> Group:
     ids = [r.rollout.rollout_id for r in group.rollouts]
+    for name in ids:
+        if not math.isfinite(penalties[name]):
+            raise NonFiniteKlError(
+                f"sample {name} of row {group.row_id}: its KL to the SFT snapshot is "
+                f"{penalties[name]} and cannot come off its reward; its sampler's log-probabilities"
+                " or the snapshot's are not finite: resume from an earlier checkpoint, or run with "
+                "rl.kl.placement=loss, where such a step is skipped and counted"
+            )
     rewards = k1_in_reward(
         [r.reward for r in group.rollouts], [penalties[i] for i in ids], coefficient
     )

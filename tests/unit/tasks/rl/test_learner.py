@@ -16,7 +16,7 @@ from tasks.rl.batch import train_batches, without_credit
 from tasks.rl.credit import group_credit
 from tasks.rl.errors import ReferenceMismatchError
 from tasks.rl.learner import Learner
-from tasks.rl.learner_prepass import prepass
+from tasks.rl.learner_prepass import NonFiniteKlError, prepass
 from tasks.rl.prompt_queue import PromptQueue
 from tasks.rl.rollout_worker import RolloutWorker
 from tasks.rl.soundness import UnsoundSampleError
@@ -429,3 +429,13 @@ def test_tokens_the_model_has_not_stop_before_anything_is_computed(learner_of, g
     with pytest.raises(UnsoundSampleError, match="is 320; the model has 0 to 319"):
         learner.train([replace(groups[0], rollouts=(bad, *others)), *groups[1:]], 0.1)
     assert weights(learner) == before and learner.learner_version == 0
+
+
+def test_kl_that_is_no_number_does_not_pass_for_a_fault_of_the_grader(learner_of, groups):
+    learner = learner_of(kl={"placement": "reward"})
+    (first, *others) = groups[0].rollouts
+    nan = tuple(math.nan if a else 0.0 for a in first.rollout.action_mask)
+    bad = replace(first, rollout=replace(first.rollout, sampler_logprobs=nan))
+    name = first.rollout.rollout_id
+    with pytest.raises(NonFiniteKlError, match=f"sample {name} of row .* is nan .*placement=loss"):
+        learner.train([replace(groups[0], rollouts=(bad, *others)), *groups[1:]], 0.1)
