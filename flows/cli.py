@@ -220,6 +220,7 @@ COMMANDS: tuple[str, ...] = (
     "flows.commands.quantise",
     "flows.commands.deploy",
     "flows.commands.forecast",
+    "flows.commands.replay",
 )
 """Modules with further commands; each has `register(app)` and imports what it needs late."""
 
@@ -228,7 +229,7 @@ PANELS = {
     "Serve and ship": ("serve", "verify", "edge", "devices", "deploy", "collect"),
     "Every night": ("up", "down", "ps", "nightly", "reconcile", "alerts", "backup", "gc"),
     "Champion": ("promote", "rollback", "approve", "history"),
-    "Look closer": ("lineage", "parity", "quantise", "quarantine", "upload"),
+    "Look closer": ("lineage", "parity", "quantise", "quarantine", "replay", "upload"),
 }
 """How `--help` groups the commands."""
 

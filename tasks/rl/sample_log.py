@@ -28,6 +28,11 @@ class SampleLog:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
+    @property
+    def batches(self) -> int:
+        """Batches kept."""
+        return len(self._files())
+
     def resume(self, batches: int) -> None:
         """Go on after so many batches; later ones are of a dead attempt."""
         for number, path in self._files():

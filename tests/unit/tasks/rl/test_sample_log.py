@@ -4,65 +4,21 @@ from dataclasses import replace
 
 import pytest
 
-from configs.schema import PipelineConfig
 from tasks.artifacts.typed_file import TypedFileError
-from tasks.environments.renderer import PromptRenderer
-from tasks.environments.row import Row
-from tasks.rl.batch import samples_of, turn_advantages
 from tasks.rl.errors import ReplayError
-from tasks.rl.grader import Grader, weigh
 from tasks.rl.replay import Replayer
 from tasks.rl.sample_log import SampleLog, TrainedSamples
-from tasks.rl.types import Group
-from tasks.sampling.types import PolicyVersion, Rollout, StopReason, Turn
-
-VERSION = PolicyVersion(0, 3)
-ROWS = {"r": Row(id="r", prompt="1+1", answer="2", source="test")}
-
-
-def config(**rl):
-    return PipelineConfig.model_validate({"profile": "test", "rl": rl}).rl
-
-
-def rollout(renderer, name: str, said: list[str], *, cut: bool = False) -> Rollout:
-    """An episode whose policy says these things, one a turn."""
-    ids, mask, turns = renderer.prompt_ids([{"role": "user", "content": "1+1"}]), [], []
-    mask = [False] * len(ids)
-    for number, text in enumerate(said):
-        closed = not (cut and number == len(said) - 1)
-        own = [*renderer.encode(text), *([renderer.end_of_turn_id] if closed else [])]
-        stop = StopReason.END_OF_TURN if closed else StopReason.MAX_TOKENS
-        turns.append(Turn(len(ids), len(ids) + len(own), stop, VERSION))
-        ids, mask = [*ids, *own], [*mask, *[True] * len(own)]
-    messages = tuple({"role": "assistant", "content": text} for text in said)
-    return Rollout(
-        name, "r", "7", tuple(ids), tuple(mask), tuple(-0.5 * m for m in mask), tuple(turns), 1.0,
-        messages, said[-1], cut,
-    )  # fmt: skip
+from tests.tiny_samples import ROWS, rl_config, trained_samples
 
 
 @pytest.fixture
-def renderer(tiny_renderer) -> PromptRenderer:
+def renderer(tiny_renderer):
     return tiny_renderer
 
 
 @pytest.fixture
 def trained(renderer) -> TrainedSamples:
-    """Right; wrong; right with a broken tool call before; cut off. Kept as the loop keeps them:
-    graded, weighed at step 5, the conversation of the first alone."""
-    said = [["2"], ["3"], ["<tool>calc(", "2"], ["2"]]
-    rollouts = [rollout(renderer, f"7.0.{i}", s, cut=i == 3) for i, s in enumerate(said)]
-    graded = weigh([Grader(ROWS).grade(r) for r in rollouts], config().reward, 5)
-    light = [
-        s if i == 0 else replace(s, rollout=replace(s.rollout, messages=()))
-        for i, s in enumerate(graded)
-    ]
-    group = Group("7", "r", tuple(light))
-    advantages = {
-        s.scored.rollout.rollout_id: turn_advantages(s)
-        for s in samples_of([group], config().credit, {})
-    }
-    return TrainedSamples(5, (group,), advantages)
+    return trained_samples(renderer)
 
 
 def test_batches_come_back_in_order_and_a_resumed_run_forgets_later_ones(tmp_path, trained):
@@ -82,7 +38,7 @@ def test_batches_come_back_in_order_and_a_resumed_run_forgets_later_ones(tmp_pat
 
 
 def test_the_same_code_gives_the_same_rewards_and_advantages(renderer, trained):
-    found = list(Replayer(config(), ROWS, renderer).replay(0, trained))
+    found = list(Replayer(rl_config(), ROWS, renderer).replay(0, trained))
     assert [f.rollout_id for f in found] == [f"7.0.{i}" for i in range(4)]
     assert [f.outcome_now for f in found] == [1.0, 0.0, 1.0, trained.groups[0].rollouts[3].outcome]
     assert not any(f.outcome_differs or f.reward_differs or f.advantages_differ for f in found)
@@ -91,21 +47,21 @@ def test_the_same_code_gives_the_same_rewards_and_advantages(renderer, trained):
 
 def test_another_answer_changes_outcomes_rewards_and_the_advantages_of_all(renderer, trained):
     rows = {"r": ROWS["r"].model_copy(update={"answer": "3"})}
-    found = list(Replayer(config(), rows, renderer).replay(0, trained))
+    found = list(Replayer(rl_config(), rows, renderer).replay(0, trained))
     assert [(f.outcome_then, f.outcome_now) for f in found[:3]] == [(1, 0), (0, 1), (1, 0)]
     assert [f.reward_differs for f in found] == [True, True, True, False]
     assert all(f.advantages_differ for f in found[:3])
 
 
 def test_another_weight_changes_rewards_and_not_outcomes(renderer, trained):
-    changed = config(reward={"outcome": 2.0})
+    changed = rl_config(reward={"outcome": 2.0})
     found = list(Replayer(changed, ROWS, renderer).replay(0, trained))
     assert [f.reward_differs for f in found] == [True, False, True, False]
     assert not any(f.outcome_differs for f in found)
 
 
 def test_another_credit_changes_advantages_alone(renderer, trained):
-    found = list(Replayer(config(credit={"type": "rloo"}), ROWS, renderer).replay(0, trained))
+    found = list(Replayer(rl_config(credit={"type": "rloo"}), ROWS, renderer).replay(0, trained))
     assert not any(f.reward_differs for f in found) and all(f.advantages_differ for f in found)
     rewards = [s.reward for s in trained.groups[0].rollouts]
     own = rewards[1] - (sum(rewards) - rewards[1]) / 3
@@ -114,7 +70,7 @@ def test_another_credit_changes_advantages_alone(renderer, trained):
 
 def test_what_needs_the_learner_of_then_is_not_told(renderer, trained):
     for needy in ({"credit": {"type": "turn_gae"}}, {"kl": {"placement": "reward"}}):
-        replayer = Replayer(config(**needy), ROWS, renderer)
+        replayer = Replayer(rl_config(**needy), ROWS, renderer)
         assert not replayer.tells_advantages
         found = list(replayer.replay(0, trained))
         assert all(f.advantages_now is None and not f.advantages_differ for f in found)
@@ -124,10 +80,10 @@ def test_an_unscored_sample_stays_unscored(renderer, trained):
     first, *others = trained.groups[0].rollouts
     unknown = replace(first, outcome=None, reward=None)
     group = replace(trained.groups[0], rollouts=(unknown, *others))
-    found = list(Replayer(config(), ROWS, renderer).replay(0, replace(trained, groups=(group,))))
+    found = list(Replayer(rl_config(), ROWS, renderer).replay(0, replace(trained, groups=(group,))))
     assert found[0].outcome_differs and found[0].reward_differs and found[0].outcome_now == 1.0
 
 
 def test_a_row_that_is_gone_is_named(renderer, trained):
     with pytest.raises(ReplayError, match=r"row r was trained on .* data stage"):
-        list(Replayer(config(), {}, renderer).replay(0, trained))
+        list(Replayer(rl_config(), {}, renderer).replay(0, trained))
