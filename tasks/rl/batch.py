@@ -77,7 +77,7 @@ def _turn_samples(
             row_id=r.rollout.row_id,
         )
         for r in scored
-    ]
+    ]  # fmt: skip
     advantages = [a for a, _ in pairs]
     if credit.normalise:
         advantages = normalise_advantages(advantages)
