@@ -59,7 +59,12 @@ class SleepyRuntime:
         self.ages: list[int] = []
         self.sampled = 0
         self.probes = [ProbeResult("number-0", 1.0, 1.0)]
+        self.updates = 1
+        """Optimiser steps a batch is trained on for."""
         self.skip_steps: set[int] = set()
+        """Batches, counted from 1, of which every optimiser step is skipped."""
+        self.short_steps: set[int] = set()
+        """Batches of which one is."""
         self.attempts_at_training = 0
         self.busy = dict.fromkeys(("play", "train"), 0)
         self.spent_s: Counter[str] = Counter()
@@ -151,10 +156,11 @@ class SleepyRuntime:
         await self._work("train")
         self.busy["train"] -= 1
         self.attempts_at_training += 1
-        skipped = self.attempts_at_training in self.skip_steps
         self.trained += ids
         self.ages += ages
-        self.learner_version += not skipped
+        taken = self.updates - (self.attempts_at_training in self.short_steps)
+        skipped = self.attempts_at_training in self.skip_steps or not taken
+        self.learner_version += 0 if skipped else taken
         return StepReport(
             self.learner_version, skipped, 1.0, {"accuracy": 0.5, "effective_share": 1}
         )

@@ -3,8 +3,8 @@
 from dataclasses import replace
 
 import pytest
+from loop_run import Run
 from sleepy_runtime import SleepyRuntime
-from test_loop import Run
 
 
 @pytest.mark.parametrize("act", [True, False])
