@@ -145,9 +145,9 @@ class Learner:
         samples = samples_of(scored.groups, self._config.credit, scored.values)
         trained = self._worth_a_gradient(samples)
         first_version = self.learner_version
-        parts = [
-            (part, self.share(part)) for part in in_parts(trained, self._config.updates_per_batch)
-        ]
+        # A skipped step shifts the batches after it: the last one may have fewer steps left.
+        steps = min(self._config.updates_per_batch, max(1, self._config.steps - first_version))
+        parts = [(part, self.share(part)) for part in in_parts(trained, steps)]
         proximal = self._proximal([share for _, share in parts])
         updates = [
             self._update(part, share, scores, first_version, kl_coefficient, lr_scale, tightness)

@@ -1,72 +1,35 @@
 """One real optimiser step after another: gradients, reference, value head, KL, and going on."""
 
-import asyncio
 import math
 from dataclasses import replace
 
 import pytest
 import torch
+from learner_parts import (
+    FULL,
+    TURNS,
+    groups,
+    learner_of,
+    moments,
+    played,
+    references,
+    replace_rewards,
+    scored,
+    spoilt,
+    weights,
+)
 
 from configs.schema.rl_credit import GrpoCredit
-from tasks.artifacts import hash_tensors
 from tasks.models.errors import NonFiniteStepError
-from tasks.models.load import hash_model, load_model
-from tasks.models.trainable import trainable_tensors
 from tasks.rl.batch import train_batches, without_credit
 from tasks.rl.credit import group_credit
 from tasks.rl.errors import ReferenceMismatchError
 from tasks.rl.learner import Learner
-from tasks.rl.learner_prepass import NonFiniteKlError, prepass
-from tasks.rl.prompt_queue import PromptQueue
 from tasks.rl.rollout_worker import RolloutWorker
 from tasks.rl.soundness import UnsoundSampleError
 from tasks.rl.types import Group
 
-FULL = {"type": "full"}
-TURNS = {"type": "turn_gae"}
-
-
-@pytest.fixture
-def learner_of(tiny_config, tiny_snapshot, tiny_data):
-    def build(**rl) -> Learner:
-        rl = {"optimiser": {"lr": 1e-2, "warmup_steps": 0, "grad_clip": 1e6}} | rl
-        config = tiny_config(rl=rl)
-        return Learner(config, tiny_snapshot.folder, tiny_snapshot.sha256, tiny_data.rows)
-
-    return build
-
-
-@pytest.fixture(scope="module")
-def groups(tiny_config, tiny_snapshot, tiny_data) -> list[Group]:
-    """Six groups of four real samples of the snapshot, every other one rewarded."""
-    return played(RolloutWorker(tiny_config(), tiny_snapshot.folder, tiny_data.rows), tiny_data)
-
-
-def played(worker, data, temperature: float = 1.0, seed: int = 0) -> list[Group]:
-    queue = PromptQueue([row.id for row in data.rows], seed)
-    played = asyncio.run(worker.play(queue.take(6), 4, temperature))
-    graded = worker.grade(played.rollouts)
-    return [
-        Group(
-            g.group_id,
-            g.row_id,
-            tuple(
-                replace(r, reward=float(i % 2), outcome=float(i % 2),
-                        turn_rewards=(0.0,) * (len(r.rollout.turns) - 1) + (float(i % 2),))
-                for i, r in enumerate(g.rollouts)
-            ),
-        )
-        for g in graded
-    ]  # fmt: skip
-
-
-def weights(learner: Learner) -> str:
-    return hash_tensors(trainable_tensors(learner._module.model))
-
-
-def references(learner: Learner, groups) -> torch.Tensor:
-    (batch,) = train_batches(without_credit(groups, with_values=False), 10**6)
-    return learner.reference_logprobs(batch)
+__all__ = ["groups", "learner_of"]
 
 
 @pytest.mark.parametrize("aggregation", ["token_mean", "constant"])
@@ -177,64 +140,6 @@ def test_turn_credit_trains_the_value_head(learner_of, groups):
     assert errors[-1] < 0.7 * errors[0]
 
 
-def test_kl_off_the_reward_by_hand(learner_of, groups):
-    learner = learner_of(kl={"placement": "reward"})
-    for _ in range(3):
-        learner.train(groups, 0.0)
-    penalised = prepass(learner, groups, 0.2).groups
-    reference = references(learner, groups)
-    order = without_credit(groups, with_values=False)
-    lengths = sorted(range(len(order)), key=lambda i: -len(order[i].scored.rollout.token_ids))
-    expected = {}
-    for row, i in enumerate(lengths):
-        scored = order[i].scored
-        k1 = sum(
-            mu - float(ref)
-            for mu, ref, mask in zip(
-                scored.rollout.sampler_logprobs, reference[row], scored.rollout.action_mask,
-                strict=False,
-            )
-            if mask
-        )  # fmt: skip
-        expected[scored.rollout.rollout_id] = scored.reward - 0.2 * k1
-    for scored in (r for g in penalised for r in g.rollouts):
-        assert scored.reward == pytest.approx(expected[scored.rollout.rollout_id], abs=1e-4)
-        assert sum(scored.turn_rewards) == pytest.approx(scored.reward, abs=1e-4)
-        assert scored.outcome in (0.0, 1.0)  # accuracy does not see the penalty
-
-
-def test_kl_in_the_loss_holds_the_policy_back(learner_of, groups):
-    drift = []
-    for coefficient in (0.0, 5.0):
-        learner = learner_of()
-        for _ in range(8):
-            report = learner.train(groups, coefficient)
-        drift.append(report.metrics["kl_k3_mean"])
-    assert drift[1] < 0.5 * drift[0]
-
-
-def test_kl_that_is_only_watched_is_measured_in_every_nth_step(learner_of, groups):
-    often = learner_of(kl={"coefficient": 0.0})
-    seldom = learner_of(kl={"coefficient": 0.0, "measure_every": 3})
-    seen = [[x.train(groups, 0.0) for _ in range(4)] for x in (often, seldom)]
-    assert ["kl_k1_mean" in report.metrics for report in seen[0]] == [True] * 4
-    assert ["kl_k1_mean" in report.metrics for report in seen[1]] == [True, False, False, True]
-    assert weights(often) == weights(seldom)
-    trained_on = learner_of(kl={"coefficient": 0.01, "measure_every": 3})
-    assert all("kl_k1_mean" in trained_on.train(groups, 0.01).metrics for _ in range(3))
-
-
-def spoilt(groups: list[Group]) -> list[Group]:
-    """One sampled token whose μ is NaN: the loss is NaN and must not become a number."""
-    first = groups[0].rollouts[1]
-    at = first.rollout.action_mask.index(True)
-    logprobs = list(first.rollout.sampler_logprobs)
-    logprobs[at] = math.nan
-    bad = replace(first, rollout=replace(first.rollout, sampler_logprobs=tuple(logprobs)))
-    members = (groups[0].rollouts[0], bad, *groups[0].rollouts[2:])
-    return [replace(groups[0], rollouts=members), *groups[1:]]
-
-
 def test_a01_a07_nan_skips_the_step_is_counted_and_ends_the_run_at_last(learner_of, groups):
     learner = learner_of()
     learner.train(groups, 0.01)
@@ -267,69 +172,6 @@ def test_a04_an_unscored_sample_moves_nothing_of_its_own(learner_of, groups):
     assert math.isnan(report.metrics["accuracy"])
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [{}, {"credit": TURNS}, {"trainable": FULL}, {"deepspeed": {"dtype": "bfloat16"}},
-     {"deepspeed": {"dtype": "bfloat16"}, "credit": TURNS}, {"deepspeed": {"zero_stage": 2}},
-     {"deepspeed": {"dtype": "bfloat16", "zero_stage": 1}},
-     {"deepspeed": {"zero_stage": 3}, "credit": TURNS},
-     {"deepspeed": {"zero_stage": 3}, "trainable": FULL}],
-)  # fmt: skip
-def test_a_saved_learner_goes_on_bit_for_bit(learner_of, groups, kind, tmp_path):
-    learner = learner_of(**kind)
-    for _ in range(2):
-        learner.train(groups, 0.01)
-    hashes = learner.save(tmp_path)
-    assert {"policy", "optimiser"} <= set(hashes) == {p.stem for p in tmp_path.iterdir()}
-    resumed = learner_of(**kind)
-    assert resumed.load(tmp_path, 2) == hashes
-    for _ in range(2):
-        one, two = learner.train(groups, 0.01), resumed.train(groups, 0.01)
-        assert one.learner_version == two.learner_version
-        speed = {"train_tokens_per_s"}
-        assert {k: v for k, v in one.metrics.items() if k not in speed} == pytest.approx(
-            {k: v for k, v in two.metrics.items() if k not in speed}, rel=0, abs=0
-        )
-    assert weights(learner) == weights(resumed)
-    learner.save(tmp_path / "one"), resumed.save(tmp_path / "two")
-    assert hash_model_parts(tmp_path / "one") == hash_model_parts(tmp_path / "two")
-
-
-def hash_model_parts(folder):
-    from safetensors.torch import load_file
-
-    return {p.stem: hash_tensors(load_file(p)) for p in sorted(folder.iterdir())}
-
-
-@pytest.mark.parametrize("trainable", [None, FULL])
-def test_the_saved_policy_is_the_merged_one(learner_of, groups, trainable, tmp_path):
-    learner = learner_of(**({"trainable": trainable} if trainable else {}))
-    learner.train(groups, 0.0)
-    sha256 = learner.save_policy(tmp_path)
-    assert hash_model(tmp_path / "policy") == sha256
-    assert (tmp_path / "adapter" / "weights.safetensors").exists() == (trainable is None)
-    ids = torch.arange(3, 15)[None]
-    with torch.no_grad():
-        trained = learner._module.model.eval()(input_ids=ids).logits
-        merged = load_model(tmp_path / "policy")(input_ids=ids).logits
-    torch.testing.assert_close(merged, trained, rtol=0, atol=1e-4)
-
-
-def test_publishing_stamps_attempt_and_step_and_remembers_the_last_canary(
-    learner_of, groups, tmp_path
-):
-    learner = learner_of()
-    first = learner.publish(tmp_path, 4)
-    learner.train(groups, 0.0)
-    second = learner.publish(tmp_path, 4)
-    assert (first.version, second.version) == ((4, 0), (4, 1))
-    assert first.canary.previous_logprobs is None
-    assert second.canary.previous_logprobs == first.canary.logprobs != second.canary.logprobs
-    assert len(first.canary.sequences) == 8
-    assert sum(len(s) - 1 for s in first.canary.sequences) == len(first.canary.logprobs)
-    assert learner._module.training  # scoring the canary leaves training mode as it was
-
-
 def test_skipping_samples_without_advantage_takes_the_same_policy_gradient(learner_of, groups):
     """Without KL, a sample of advantage 0 adds nothing but its share of the denominator."""
     even = [replace_rewards(g, 1.0) for g in groups[:1]]  # a group solved by all
@@ -339,21 +181,6 @@ def test_skipping_samples_without_advantage_takes_the_same_policy_gradient(learn
     assert part.metrics["accuracy"] == whole.metrics["accuracy"]  # shown for the whole batch
     assert part.effective_samples == pytest.approx(whole.effective_samples, rel=1e-6)
     assert part.metrics["grad_norm"] > whole.metrics["grad_norm"]  # the smaller denominator
-
-
-def replace_rewards(group: Group, reward: float) -> Group:
-    """The group with every sample rewarded alike."""
-    return Group(
-        group.group_id,
-        group.row_id,
-        tuple(replace(r, reward=reward, turn_rewards=(reward,)) for r in group.rollouts),
-    )
-
-
-def moments(learner: Learner) -> torch.Tensor:
-    """Adam's first moments, one after another."""
-    state = learner._engine.state_tensors()
-    return torch.cat([state[k].flatten() for k in sorted(state) if k.endswith("exp_avg")])
 
 
 @pytest.mark.parametrize("kind", [{}, {"credit": TURNS}, {"trainable": FULL}])
@@ -387,12 +214,15 @@ def test_several_steps_on_a_batch_train_each_part_of_it_once(learner_of, groups)
     assert report.effective_samples == pytest.approx(total)
 
 
-def scored(learner: Learner, groups):
-    """The learner's scores of the groups, a micro-batch at a time."""
-    return [
-        learner._score(batch)
-        for _, batch in learner.share(without_credit(groups, with_values=False))
-    ]
+def test_a_run_ends_on_its_last_step_where_a_skipped_one_shifted_the_batches(learner_of, groups):
+    """At step 3 of 4 a batch of two steps has one left; its samples are all in that one."""
+    learner = learner_of(updates_per_batch=2, loss=DECOUPLED, steps=4)
+    learner._engine.steps_taken = 3
+    assert learner.train(groups, 0.0).learner_version == 4
+    whole = learner_of(loss=DECOUPLED, steps=4)
+    whole._engine.steps_taken = 3
+    whole.train(groups, 0.0)
+    assert weights(whole) == weights(learner)
 
 
 def test_the_rate_is_scaled_by_the_effective_sample_size(learner_of, groups):
@@ -429,13 +259,3 @@ def test_tokens_the_model_has_not_stop_before_anything_is_computed(learner_of, g
     with pytest.raises(UnsoundSampleError, match="is 320; the model has 0 to 319"):
         learner.train([replace(groups[0], rollouts=(bad, *others)), *groups[1:]], 0.1)
     assert weights(learner) == before and learner.learner_version == 0
-
-
-def test_kl_that_is_no_number_does_not_pass_for_a_fault_of_the_grader(learner_of, groups):
-    learner = learner_of(kl={"placement": "reward"})
-    (first, *others) = groups[0].rollouts
-    nan = tuple(math.nan if a else 0.0 for a in first.rollout.action_mask)
-    bad = replace(first, rollout=replace(first.rollout, sampler_logprobs=nan))
-    name = first.rollout.rollout_id
-    with pytest.raises(NonFiniteKlError, match=f"sample {name} of row .* is nan .*placement=loss"):
-        learner.train([replace(groups[0], rollouts=(bad, *others)), *groups[1:]], 0.1)

@@ -1,13 +1,8 @@
 """Every loss in a real learner: on-policy at first, guarded, tightened, several steps a batch."""
 
-import math
-from dataclasses import replace
-
 import pytest
-from test_learner import played
+from learner_parts import played, spoilt, weights
 
-from tasks.artifacts import hash_tensors
-from tasks.models.trainable import trainable_tensors
 from tasks.rl.learner import Learner
 from tasks.rl.rollout_worker import RolloutWorker
 
@@ -31,27 +26,13 @@ def learner_of(tiny_config, tiny_snapshot, tiny_data):
     return build
 
 
-def weights(learner: Learner) -> str:
-    return hash_tensors(trainable_tensors(learner._module.model))
-
-
-def poisoned(groups):
-    """The batch with one sampler logprob of NaN."""
-    first, *rest = groups[0].rollouts
-    rollout = first.rollout
-    place = rollout.action_mask.index(True)
-    logprobs = tuple(math.nan if t == place else p for t, p in enumerate(rollout.sampler_logprobs))
-    bad = replace(first, rollout=replace(rollout, sampler_logprobs=logprobs))
-    return [replace(groups[0], rollouts=(bad, *rest)), *groups[1:]]
-
-
 @pytest.mark.parametrize("kind", TYPES)
 def test_a05_a06_a07_every_loss_starts_on_policy_and_skips_what_is_not_a_number(
     learner_of, groups, kind
 ):
     learner = learner_of(loss={"type": kind, "geometric_reject": {}})
     start = weights(learner)
-    skipped = learner.train(poisoned(groups), 0.1)
+    skipped = learner.train(spoilt(groups), 0.1)
     assert (skipped.skipped, skipped.learner_version, skipped.effective_samples) == (True, 0, 0.0)
     assert weights(learner) == start
     report = learner.train(groups, 0.1)
