@@ -33,7 +33,7 @@ class MergedLoraLinear(Linear):
     def forward(self, x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         """(…, in) → (…, out)."""
         base = self.get_base_layer()
-        if self.kept is not None:
+        if self.kept is not None and not self.disable_adapters:
             return torch.nn.functional.linear(x, self.kept, base.bias)
         if args or kwargs or x.dtype != torch.float32 or (parts := self.one_adapter()) is None:
             return super().forward(x, *args, **kwargs)

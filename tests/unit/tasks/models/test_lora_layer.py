@@ -134,6 +134,16 @@ def test_kept_weights_serve_until_the_end_and_no_longer(monkeypatch):
         assert layer.kept is None
 
 
+def test_an_adapter_switched_off_inside_counts_for_nothing():
+    model, x = model_of(bias=True), torch.randn(2, NARROW)
+    with torch.no_grad(), merged_once(model):
+        on = layer_of(model)(x)
+        with model.disable_adapter():
+            off = layer_of(model)(x)
+        assert torch.equal(off, layer_of(model).get_base_layer()(x))
+        assert torch.equal(layer_of(model)(x), on) and not torch.allclose(on, off)
+
+
 def test_an_adapter_has_the_names_peft_gives_it():
     torch.manual_seed(5)
     plain = get_peft_model(OneLayer(False), LoraConfig(r=R, target_modules=["proj"]))
