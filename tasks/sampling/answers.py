@@ -1,6 +1,7 @@
 """What an engine answers is checked before anybody trains on it."""
 
 import math
+from collections.abc import Sequence
 
 from tasks.sampling.errors import AnswerRefusedError
 from tasks.sampling.types import Completion, GenerateRequest, StopReason
@@ -29,8 +30,29 @@ class BrokenSpansError(AnswerRefusedError):
     """The versions do not cover the tokens in order and without gaps."""
 
 
-def checked(request: GenerateRequest, completion: Completion, vocab_size: int) -> Completion:
-    """The completion itself, if it can be trained on.
+class AnswerCountError(AnswerRefusedError):
+    """More or fewer answers than were asked for."""
+
+
+def one_each(
+    requests: Sequence[GenerateRequest], completions: Sequence[Completion]
+) -> Sequence[Completion]:
+    """The completions themselves, if there are as many as requests.
+
+    Raises:
+        AnswerCountError: whose is missing cannot be told, so none is used.
+    """
+    if len(completions) != len(requests):
+        first = requests[0].request_id if requests else "none"
+        raise AnswerCountError(
+            f"{len(requests)} requests from {first} on got {len(completions)} answers; one each is "
+            "needed"
+        )
+    return completions
+
+
+def checked(request: GenerateRequest, completion: Completion, vocab_size: int | None) -> Completion:
+    """The completion itself, if it can be trained on; None leaves its tokens' range to others.
 
     Raises:
         AnswerRefusedError: the kind of it that names what is wrong; the caller leaves the episode
@@ -52,7 +74,7 @@ def checked(request: GenerateRequest, completion: Completion, vocab_size: int) -
                 "number of nats, at most 0"
             )
     for position, token in enumerate(tokens):
-        if not 0 <= token < vocab_size:
+        if vocab_size is not None and not 0 <= token < vocab_size:
             raise ForeignTokenError(
                 f"{name}: token {position} is {token}; the vocabulary has 0 to {vocab_size - 1}"
             )

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
-from tasks.sampling.answers import checked
+from tasks.sampling.answers import checked, one_each
 from tasks.sampling.errors import PromptTooLongError, SamplingError
 from tasks.sampling.types import Completion, GenerateRequest, PolicyVersion, RolloutEngine
 
@@ -80,7 +80,8 @@ class BatchingEngine:
         async with self._one_at_a_time:
             await asyncio.sleep(0)  # whoever asks in the same breath joins
             self._next = None
-            return await self._apart(self._engine.generate, batch.requests)
+            completions = await self._apart(self._engine.generate, batch.requests)
+            return list(one_each(batch.requests, completions))
 
     async def _apart(self, work: Callable[..., T], *arguments: object) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work, *arguments)

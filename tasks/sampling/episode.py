@@ -11,6 +11,7 @@ from tasks.environments.renderer import PromptRenderer
 from tasks.environments.row import Message
 from tasks.environments.tool_runner import ToolAnswer, ToolRequest, ToolRunner
 from tasks.environments.toolcall import Tool
+from tasks.sampling.answers import checked, one_each
 from tasks.sampling.types import (
     AsyncRolloutEngine,
     Completion,
@@ -141,6 +142,9 @@ def run_episodes(
 
     Token ids are the engine's own: sampled spans are never rendered and tokenised again. A mapping
     of tools is called under the default limits.
+
+    Raises:
+        SamplingError: the engine refused, or its answers cannot be trained on.
     """
     runner = tools if isinstance(tools, ToolRunner) else ToolRunner(tools)
     episodes = _begun(tasks, renderer)
@@ -148,8 +152,12 @@ def run_episodes(
         playing = [e for e in episodes if not e.done]
         if not playing:
             break
-        completions = engine.generate([e.request(params, None) for e in playing])
-        said = [e.say(c, renderer) for e, c in zip(playing, completions, strict=True)]
+        requests = [e.request(params, None) for e in playing]
+        completions = one_each(requests, engine.generate(requests))
+        said = [
+            episode.say(checked(request, completion, None), renderer)
+            for episode, request, completion in zip(playing, requests, completions, strict=True)
+        ]
         answers = iter(runner.answer_all([request for request in said if request is not None]))
         for episode, request in zip(playing, said, strict=True):
             answer = None if request is None else next(answers)

@@ -9,6 +9,14 @@ class PromptTooLongError(SamplingError, ValueError):
     """A prompt is empty or fills the whole context."""
 
 
+class ForeignPromptError(SamplingError, ValueError):
+    """A prompt has a token that the model does not know."""
+
+
+class SamplingParamsError(SamplingError, ValueError):
+    """Nothing can be drawn the way that is asked."""
+
+
 class NonFiniteLogitsError(SamplingError, ArithmeticError):
     """The model's output is NaN or infinite."""
 
@@ -34,4 +42,4 @@ class WeightsReadBackError(SamplingError, RuntimeError):
 
 
 class ScoreTemperatureError(SamplingError, ValueError):
-    """This engine scores at temperature 1 alone."""
+    """This engine cannot score at that temperature."""

@@ -4,6 +4,7 @@ The loop is the project's own because `generate` neither returns the tempered lo
 each sampled token without keeping all logits, nor gives each request a seed of its own.
 """
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -16,7 +17,12 @@ from tasks.models.logprobs import tempered_logprobs
 from tasks.models.lora_layer import merged_once
 from tasks.models.trainable import load_trainable, trainable_tensors
 from tasks.models.weights_file import read_weights
-from tasks.sampling.errors import NonFiniteLogitsError, PromptTooLongError
+from tasks.sampling.errors import (
+    ForeignPromptError,
+    NonFiniteLogitsError,
+    PromptTooLongError,
+    ScoreTemperatureError,
+)
 from tasks.sampling.fast_decode import roomy_cache, use_grouped_decode
 from tasks.sampling.types import (
     Completion,
@@ -74,11 +80,7 @@ class TransformersEngine:
     def generate(self, requests: Sequence[GenerateRequest]) -> list[Completion]:
         """Sample one turn per request, longest prompts together."""
         for request in requests:
-            if not request.prompt_ids or len(request.prompt_ids) > self._max_length:
-                raise PromptTooLongError(
-                    f"request {request.request_id} has {len(request.prompt_ids)} prompt tokens; "
-                    f"expected 1 to {self._max_length} (model.max_length)"
-                )
+            self._check_prompt(request)
         order = sorted(range(len(requests)), key=lambda i: -len(requests[i].prompt_ids))
         completions: dict[int, Completion] = {}
         for first in range(0, len(order), self._max_sequences):
@@ -88,11 +90,30 @@ class TransformersEngine:
             completions |= zip(chunk, turns, strict=True)
         return [completions[i] for i in range(len(requests))]
 
+    def _check_prompt(self, request: GenerateRequest) -> None:
+        prompt, name = request.prompt_ids, f"request {request.request_id}"
+        if not prompt or len(prompt) > self._max_length:
+            raise PromptTooLongError(
+                f"{name} has {len(prompt)} prompt tokens; expected 1 to {self._max_length} "
+                "(model.max_length)"
+            )
+        vocabulary = self.model.get_input_embeddings().num_embeddings
+        if min(prompt) < 0 or max(prompt) >= vocabulary:
+            raise ForeignPromptError(
+                f"{name} has tokens {min(prompt)} to {max(prompt)}; the model has 0 to "
+                f"{vocabulary - 1}: is the tokenizer that of another model?"
+            )
+
     @torch.inference_mode()
     def score(
         self, sequences: Sequence[Sequence[int]], temperature: float
     ) -> list[tuple[float, ...]]:
         """Tempered log-probabilities of each sequence's tokens from the second on."""
+        if not 0 < temperature < math.inf:
+            raise ScoreTemperatureError(
+                f"temperature={temperature}: expected a finite number above 0; greedy samples have "
+                "the log-probabilities of temperature 1"
+            )
         scores: list[tuple[float, ...]] = []
         for start in range(0, len(sequences), SCORED_AT_ONCE):
             some = sequences[start : start + SCORED_AT_ONCE]

@@ -1,10 +1,13 @@
 """What an engine is asked and what it answers; the `RolloutEngine` protocol."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
 from typing import NamedTuple, Protocol, runtime_checkable
+
+from tasks.sampling.errors import SamplingParamsError
 
 
 class StopReason(str, Enum):
@@ -39,6 +42,16 @@ class SamplingParams:
     temperature: float
     """0 is greedy; logprobs are then those at temperature 1."""
     max_new_tokens: int
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.temperature < math.inf:
+            raise SamplingParamsError(
+                f"temperature={self.temperature}: expected a finite number, 0 (greedy) or above"
+            )
+        if self.max_new_tokens < 0:
+            raise SamplingParamsError(
+                f"max_new_tokens={self.max_new_tokens}: expected 0 or more tokens of one turn"
+            )
 
 
 @dataclass(frozen=True)

@@ -41,7 +41,7 @@ class ScriptedEngine:
         ids = self._renderer.encode(text)
         if not cut_off:
             ids = [*ids, self._renderer.end_of_turn_id]
-        stop = StopReason.MAX_TOKENS if cut_off else StopReason.END_OF_TURN
+        stop = StopReason.CONTEXT_FULL if cut_off else StopReason.END_OF_TURN
         return Completion(
             request.request_id, tuple(ids), (0.0,) * len(ids), stop, self.policy_version
         )

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tasks.sampling.answers import MissingLogprobsError
+from tasks.sampling.answers import AnswerCountError, MissingLogprobsError
 from tasks.sampling.batching import BatchingEngine, EngineClosedError
 from tasks.sampling.errors import NonFiniteLogitsError, PromptTooLongError
 from tasks.sampling.types import (
@@ -152,6 +152,22 @@ def test_an_answer_that_cannot_be_trained_on_is_refused():
     inner.logprobs = ()
     with pytest.raises(MissingLogprobsError, match="1 tokens came with 0"):
         asyncio.run(BatchingEngine(inner, vocab_size=10).complete(ask("a")))
+
+
+def test_a_batch_with_an_answer_too_few_is_refused_whole_and_the_next_one_works():
+    inner = Batches()
+    answer_all = inner.generate
+    inner.generate = lambda requests: answer_all(requests)[: max(1, len(requests) - 1)]
+    engine = BatchingEngine(inner, vocab_size=10)
+
+    async def talk():
+        pair = [engine.complete(ask(name)) for name in ("a", "b")]
+        failed = await asyncio.gather(*pair, return_exceptions=True)
+        return failed, await engine.complete(ask("next"))
+
+    failed, after = asyncio.run(talk())
+    assert [type(e) for e in failed] == [AnswerCountError] * 2 and after.request_id == "next"
+    assert "2 requests from a on got 1 answers" in str(failed[0])
 
 
 def test_scoring_and_closing():

@@ -1,6 +1,7 @@
 """Episodes token by token: what was sampled, what was observed, and how they end."""
 
 import asyncio
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -11,7 +12,14 @@ from configs.schema.rl_tools import ToolSettings
 from tasks.environments import tools_named
 from tasks.environments.tool_runner import ToolRunner
 from tasks.environments.toolcall import render_tool_call
+from tasks.sampling.answers import (
+    AnswerCountError,
+    MissingLogprobsError,
+    NonFiniteLogprobError,
+    WrongLengthError,
+)
 from tasks.sampling.episode import EpisodeTask, play_episode, run_episodes, turn_seed
+from tasks.sampling.errors import AnswerRefusedError
 from tasks.sampling.types import (
     Completion,
     GenerateRequest,
@@ -22,7 +30,7 @@ from tasks.sampling.types import (
 )
 
 CALL = render_tool_call("calc", {"expression": "3+4"})
-PARAMS = SamplingParams(0.7, 50)
+PARAMS = SamplingParams(0.7, 100)
 LOGPROBS = tuple(-0.1 * (i + 1) for i in range(200))
 
 
@@ -63,14 +71,14 @@ def say(tiny_renderer):
 def play(tiny_renderer):
     """Play one episode per line of the first turn; gives the rollouts and the engine."""
 
-    def run(*turns, max_turns=3, tools=("calc",), max_length=512):
+    def run(*turns, max_turns=3, tools=("calc",), max_length=512, params=PARAMS):
         engine = Script(turns, max_length)
         tasks = [
             EpisodeTask(f"e{i}", f"row{i}", "g", ({"role": "user", "content": f"{i}+4=?"},), seed=i)
             for i in range(len(turns[0]))
         ]
         rollouts = run_episodes(
-            engine, tasks, tiny_renderer, tools_named(tools), max_turns=max_turns, params=PARAMS
+            engine, tasks, tiny_renderer, tools_named(tools), max_turns=max_turns, params=params
         )
         return rollouts, engine
 
@@ -153,7 +161,8 @@ def test_a_call_that_fails_is_answered_by_an_error(play, say, text, observation)
 
 @pytest.mark.parametrize("stop", [StopReason.MAX_TOKENS, StopReason.CONTEXT_FULL])
 def test_a_turn_cut_off_ends_the_episode_even_with_a_call_in_it(play, say, stop):
-    (rollout,), engine = play([say(CALL, stop)])
+    line = say(CALL, stop)
+    (rollout,), engine = play([line], params=SamplingParams(0.7, len(line[0])))
     assert rollout.truncated and len(engine.asked) == 1
     assert (rollout.tool_calls, rollout.final_text) == (0, CALL)
     assert rollout.turns[-1].stop_reason is stop
@@ -281,3 +290,47 @@ def test_a_tool_that_never_answers_is_an_observation_and_counted(say, tiny_rende
     rollout = alone(tiny_renderer, Aside(Script([[say(CALL)], [say("?")]])), tools)
     assert rollout.messages[2]["content"] == "error: no answer within 0.03 s"
     assert (rollout.tool_calls, rollout.tool_errors, rollout.tool_timeouts) == (1, 1, 1)
+
+
+class Liar(Script):
+    """An engine whose answers are changed on their way."""
+
+    def __init__(self, turns, change):
+        super().__init__(turns)
+        self._change = change
+
+    def generate(self, requests):
+        return self._change(super().generate(requests))
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "said"),
+    [
+        (lambda c: c[:1], AnswerCountError, "2 requests from e0 on got 1 answers"),
+        (lambda c: [*c, c[0]], AnswerCountError, "2 requests from e0 on got 3 answers"),
+        (lambda c: c[::-1], AnswerRefusedError, "request e0 was answered as e1"),
+        (
+            lambda c: [c[0], replace(c[1], logprobs=c[1].logprobs[:-1])],
+            MissingLogprobsError,
+            "request e1: . tokens came with . log-prob",
+        ),
+        (
+            lambda c: [c[0], replace(c[1], logprobs=(math.nan, *c[1].logprobs[1:]))],
+            NonFiniteLogprobError,
+            "request e1: token 0 has log-probability nan",
+        ),
+        (
+            lambda c: [c[0], replace(c[1], stop_reason=StopReason.MAX_TOKENS)],
+            WrongLengthError,
+            "request e1 ended as max_tokens after .* 100 were asked for",
+        ),
+    ],
+)
+def test_in_lockstep_too_no_answer_is_taken_unseen(tiny_renderer, say, change, error, said):
+    tasks = [
+        EpisodeTask(f"e{i}", "row", "g", ({"role": "user", "content": "1+4=?"},), seed=i)
+        for i in range(2)
+    ]
+    engine = Liar([[say("5"), say("6")]], change)
+    with pytest.raises(error, match=said):
+        run_episodes(engine, tasks, tiny_renderer, {}, max_turns=1, params=PARAMS)

@@ -14,7 +14,13 @@ from tasks.artifacts import hash_tensors
 from tasks.models.errors import WeightsMismatchError
 from tasks.models.policy import PolicyModule
 from tasks.models.trainable import attach, load_trainable, trainable_tensors
-from tasks.sampling.errors import NonFiniteLogitsError, PromptTooLongError
+from tasks.sampling.errors import (
+    ForeignPromptError,
+    NonFiniteLogitsError,
+    PromptTooLongError,
+    SamplingParamsError,
+    ScoreTemperatureError,
+)
 from tasks.sampling.transformers_engine import TransformersEngine, _Batch
 from tasks.sampling.types import (
     GenerateRequest,
@@ -295,3 +301,23 @@ def test_weights_that_do_not_fit_leave_the_version_alone(engine_of, tiny_model, 
     with pytest.raises(WeightsMismatchError):
         engine.load_policy(tmp_path / "w.safetensors", PolicyVersion(0, 1))
     assert engine.policy_version == PolicyVersion(0, 0)
+
+
+@pytest.mark.parametrize("temperature", [-1.0, -1e-9, math.nan, math.inf])
+def test_a06_no_other_temperature_is_put_in_place_of_one_that_cannot_be(temperature):
+    with pytest.raises(SamplingParamsError, match=f"temperature={temperature}: expected a finite"):
+        request(temperature=temperature)
+    with pytest.raises(SamplingParamsError, match="max_new_tokens=-1: expected 0 or more"):
+        SamplingParams(1.0, -1)
+
+
+@pytest.mark.parametrize("temperature", [0.0, -1.0, math.nan, math.inf])
+def test_a06_scores_are_of_a_temperature_above_zero(engine, temperature):
+    with pytest.raises(ScoreTemperatureError, match=f"temperature={temperature}: expected"):
+        engine.score([[1, 2, 3]], temperature)
+
+
+@pytest.mark.parametrize("prompt", [(1, 320), (-1, 5)])
+def test_a_prompt_the_model_does_not_know_is_refused_by_name(engine, prompt):
+    with pytest.raises(ForeignPromptError, match=f"request odd .* {max(prompt)}; the model has 0"):
+        engine.generate([request(), request("odd", prompt)])
