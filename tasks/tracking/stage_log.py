@@ -27,7 +27,7 @@ PARENT = "run"
 MODEL_KINDS = frozenset({"model", "quantisations", "bundle"})
 MAX_FILE_BYTES = 4 << 20
 _FILE_SUFFIXES = frozenset({".json", ".jsonl", ".html", ".md", ".txt"})
-_MACHINERY = frozenset({"publish", "checkpoints", "bundle", CONTROL})
+_MACHINERY = frozenset({"publish", "checkpoints", "samples", "bundle", CONTROL})
 _WEIGHT_FOLDERS = frozenset({"snapshot", "policy", "adapter", "bundle", "checkpoints"})
 
 
@@ -103,7 +103,8 @@ class StageLog:
 
 
 def is_artifact(name: str) -> bool:
-    """Whether a file is part of what a stage made, rather than of how it made it.
+    """Whether a file is part of what a stage made, rather than of how it made it (its hash is in
+    the manifest all the same).
 
     The bundle's files lie in its archive; of the folder itself only the manifest is kept.
     """

@@ -262,6 +262,7 @@ def a_package(runs):
         "bundle/manifest.json": 2,
         "bundle/agent.py": 3,
         "publish/v1/model.safetensors": 4,
+        "samples/batch-000000.json.gz": 5,
     }.items():
         (folder.path / name).parent.mkdir(parents=True, exist_ok=True)
         (folder.path / name).write_bytes(b"x" * size)
