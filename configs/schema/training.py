@@ -44,8 +44,9 @@ class PolicyOptimiser(Optimiser):
     """The optimiser of RL, whose batches are worth more or less."""
 
     scale_by_ess: bool = False
-    """Multiply the step's learning rate by the ESS share of its raw sequence weights
-    (arXiv 2602.17616): steps whose samples the policy has drifted away from are short."""
+    """Multiply the step's learning rate by the square root of the ESS share of its raw sequence
+    weights (arXiv 2602.17616, its rule for Adam): steps whose samples the policy has drifted away
+    from are short."""
 
 
 class DeepSpeedSettings(Config):

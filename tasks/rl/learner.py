@@ -1,6 +1,7 @@
 """The learner: optimiser steps on a batch, the reference inside it, and its own state on disk."""
 
 import copy
+import math
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -220,7 +221,7 @@ class Learner:
             ]
         )
         if self._config.optimiser.scale_by_ess:
-            lr_scale *= ess_share(sums)
+            lr_scale *= math.sqrt(ess_share(sums))
         return Update(samples, sums, self._engine.step(lr_scale))
 
     def _denominators(self, batches: Sequence[TrainBatch]) -> tuple[float, float]:
