@@ -8,6 +8,7 @@ nothing: one publish at a small learning rate moves less than bf16 noise.
 """
 
 import json
+import logging
 import math
 import shutil
 from collections.abc import Mapping, Sequence
@@ -21,6 +22,8 @@ from tasks.artifacts.atomic import write_atomic, write_json
 from tasks.artifacts.content_hash import hash_tensors
 from tasks.rl.errors import SyncProofError
 from tasks.sampling.types import PolicyVersion
+
+logger = logging.getLogger(__name__)
 
 MARKER = "STABLE.json"
 WEIGHTS = "weights.safetensors"
@@ -77,13 +80,26 @@ def publish(
 
 
 def _forget_older(root: Path, keep: int) -> None:
-    finished = [
-        (marker["attempt"], marker["step"], path.parent)
-        for path in root.glob(f"*/{MARKER}")
-        for marker in [json.loads(path.read_text())]
-    ]
-    for _, _, folder in sorted(finished, key=lambda f: f[:2])[:-keep]:
+    """Remove all but the newest publishes, and what was never finished."""
+    finished = []
+    for folder in (path for path in root.iterdir() if path.is_dir()):
+        version = _finished(folder)
+        if version is not None:
+            finished.append((version, folder))
+        else:
+            logger.warning("%s has no whole %s: it was never finished, removed", folder, MARKER)
+            shutil.rmtree(folder)
+    for _, folder in sorted(finished)[:-keep]:
         shutil.rmtree(folder)
+
+
+def _finished(folder: Path) -> PolicyVersion | None:
+    """Which version a publish is of; None where its marker is not there or not whole."""
+    try:
+        marker = json.loads((folder / MARKER).read_bytes())
+        return PolicyVersion(int(marker["attempt"]), int(marker["step"]))
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
 
 
 @dataclass(frozen=True)
@@ -110,7 +126,7 @@ def prove(
 
     Raises:
         SyncProofError: another hash, scores that are not finite or too few, far from the new
-            weights, or nearer to the weights before.
+            weights, or nearer to the weights before; or a canary that can prove nothing.
     """
     name = f"publish {receipt.version.attempt}/{receipt.version.step}"
     if read_back_sha256 != receipt.sha256:
@@ -118,6 +134,7 @@ def prove(
             f"{name}: the engine holds weights {read_back_sha256[:12]}, published were "
             f"{receipt.sha256[:12]}; no step trains on its samples. Resume to publish again"
         )
+    _require_canary(name, receipt.canary)
     flat = [x for row in scores for x in row]
     if len(flat) != len(receipt.canary.logprobs) or not all(map(math.isfinite, flat)):
         raise SyncProofError(
@@ -147,5 +164,24 @@ def prove(
     return SyncProof(receipt.version, distance, previous_distance)
 
 
+def _require_canary(name: str, canary: Canary) -> None:
+    """Refuse a canary that no comparison can fail against: NaN is never far from anything."""
+    own, previous = canary.logprobs, canary.previous_logprobs
+    if not own or not all(map(math.isfinite, own)):
+        raise SyncProofError(
+            f"{name}: {sum(map(math.isfinite, own))} of the learner's own {len(own)} canary scores "
+            "are finite, expected all of at least one; its weights are broken: resume from an "
+            "earlier checkpoint or lower the learning rate"
+        )
+    if previous is not None and (
+        len(previous) != len(own) or not all(map(math.isfinite, previous))
+    ):
+        raise SyncProofError(
+            f"{name}: the canary scores of the weights before are {len(previous)}, "
+            f"{sum(map(math.isfinite, previous))} of them finite; expected {len(own)}. Resume to "
+            "publish again"
+        )
+
+
 def _rms(left: Sequence[float], right: Sequence[float]) -> float:
-    return math.sqrt(sum((a - b) ** 2 for a, b in zip(left, right, strict=True)) / len(left))
+    return math.dist(left, right) / math.sqrt(len(left))

@@ -180,6 +180,43 @@ def test_the_learner_keeps_as_many_as_samplers_may_hold(
     assert len(list(tmp_path.iterdir())) == 3 + 2
 
 
+@pytest.mark.parametrize(
+    "marker", [None, "", "{", "[]", "null", '{"attempt": 0}', '{"attempt": "x", "step": 1}']
+)
+def test_a_publish_that_was_never_finished_is_removed_and_counts_for_nothing(tmp_path, marker):
+    def folder_of(step: int):
+        canary = Canary(((1, 2),), (-1.0,))
+        version = PolicyVersion(0, step)
+        return publish(tmp_path, version, {"w": torch.ones(2) * step}, canary, 2).folder
+
+    first, second = folder_of(1), folder_of(2)
+    (first / MARKER).unlink()
+    if marker is not None:
+        (first / MARKER).write_text(marker)
+    (tmp_path / ".seen-1").write_bytes(b"")  # a file beside the publishes is none of them
+    third = folder_of(3)
+    assert {p for p in tmp_path.iterdir() if p.is_dir()} == {second, third}
+    assert (tmp_path / ".seen-1").exists()
+
+
+@pytest.mark.parametrize(
+    ("own", "previous", "said"),
+    [
+        ((math.nan, -1.0), None, "1 of the learner's own 2 canary scores are finite"),
+        ((-math.inf, -1.0), None, "1 of the learner's own 2"),
+        ((), None, "0 of the learner's own 0 .* at least one"),
+        ((-1.0, -1.0), (math.nan, -1.0), "before are 2, 1 of them finite; expected 2"),
+        ((-1.0, -1.0), (math.inf, -1.0), "before are 2, 1 of them finite"),
+        ((-1.0, -1.0), (-1.0,), "before are 1, 1 of them finite; expected 2"),
+    ],
+)
+def test_a_canary_that_nothing_could_fail_against_proves_nothing(tmp_path, own, previous, said):
+    sent = Receipt(tmp_path, PolicyVersion(0, 3), "a", Canary(((1, 2, 3),), own, previous))
+    scores = [[-1.0] * len(own)]
+    with pytest.raises(SyncProofError, match=f"publish 0/3: .*{said}"):
+        prove(sent, "a", scores)
+
+
 def test_what_is_published_is_what_the_hash_says(tmp_path):
     tensors = {"b": torch.arange(3.0), "a": torch.ones(2, 2, dtype=torch.bfloat16).t()}
     receipt = publish(tmp_path, PolicyVersion(0, 1), tensors, RECEIPT.canary, 2)
