@@ -24,8 +24,8 @@ def main() -> int:
 
     from tasks.rl.figures import Figures, Layout, Teaching
     from tasks.rl.planner import plan
-    from tasks.rl.simulate import Times, Work
     from tasks.rl.simulated_engines import DecodeSpeed, LatencyMix, LengthMix
+    from tasks.rl.simulated_work import Times, Work
 
     work = Work(10, 256, 8, 4, turns_mean=2.0, tokens=LengthMix(128.0, 0.5, 512))
     speed = DecodeSpeed(0.0, 40 / (256 * 256), 1024, continuous=True)

@@ -23,7 +23,7 @@ from tasks.rl.figures import (
 )
 from tasks.rl.planner import Candidate, Plan, Report, predict
 from tasks.rl.planner import plan as compare
-from tasks.rl.simulate import synchronous
+from tasks.rl.simulated_work import synchronous
 
 PROBE_STEPS = 6
 PROBE_SUFFIX = "-probe"

@@ -1,9 +1,9 @@
 """What a plan is made from: how long things took in a run, or are assumed to take on a device.
 
 A run's ledger gives seconds by slot and state, its metrics the lengths and how much of a batch
-taught something. Decoding is told apart from waiting for tools by modelling the run itself: the
-decode speed is the one at which the modelled run keeps its workers busy as long as the real one
-did.
+taught something. Decoding is told apart from waiting, for tools or for a batch in the making, by
+modelling the run itself: the decode speed is the one at which the modelled run keeps its workers
+busy as long as the real one did.
 """
 
 import json
@@ -19,15 +19,16 @@ from configs.schema.rl_engines import VllmEngineConfig
 from configs.schema.rl_runtimes import InlineRuntime
 from configs.schema.training import Lora
 from tasks.models.shapes import ModelShape
-from tasks.rl.simulate import Times, Work, simulate
+from tasks.rl.simulate import simulate
 from tasks.rl.simulated_engines import DecodeSpeed, LatencyMix, LengthMix
+from tasks.rl.simulated_work import Modelled, Times, Work
 
 FLOOR_SEQUENCES = {"vllm": 64.0, "transformers": 8.0}
 """Sequences at which a decoding step takes twice as long as one of a single sequence."""
 LENGTH_SIGMA = 0.5
 CALIBRATION_STEPS = 10
 TOLERANCE = 1.01
-"""Of a modelled run's time in play, over the real one's."""
+"""Of a modelled run's busy time, over the real one's."""
 MOST = 1e12
 """Seconds or samples above which a number is a mistake."""
 ASSUMED_ANSWER = 0.6
@@ -161,10 +162,7 @@ def figures_of_run(folder: Path, config: PipelineConfig) -> Figures:
     publishes = max(
         1, round(_amount(summary.get("sync_proofs", steps), "sync_proofs") / layout.workers)
     )
-    sync_s = seconds.get("sync", 0.0)
-    learner = _seconds(ledger, "learner") if "learner" in ledger.get("seconds", {}) else None
-    publish_s = (learner.get("sync", 0.0) if learner is not None else sync_s / 2) / publishes
-    proof_s = max(0.0, sync_s - publish_s * publishes) / (publishes * layout.workers)
+    spent = _spent(ledger, config, publishes * layout.workers, publishes)
     written = max(1, steps // config.rl.checkpoint_every)
     work = replace(
         work_of(config, min(steps, CALIBRATION_STEPS)),
@@ -176,13 +174,13 @@ def figures_of_run(folder: Path, config: PipelineConfig) -> Figures:
     work = replace(work, tokens=replace(work.tokens, mean=per_turn))
     times = Times(
         decode=decode_speed(config, 1.0),
-        train_s=seconds.get("train", 0.0) / steps / (1 if learner is None else layout.ranks),
-        grade_s=seconds.get("grade", 0.0) / made,
-        publish_s=publish_s,
-        prove_s=proof_s,
+        train_s=spent.train_s / (steps / config.rl.updates_per_batch),
+        grade_s=spent.grade_s / made,
+        publish_s=spent.publish_s,
+        prove_s=spent.proof_s,
         checkpoint_s=seconds.get("checkpoint", 0.0) / written,
     )
-    speed = calibrated(config, work, times, layout, seconds["rollout"] / made)
+    speed = calibrated(config, work, times, layout, spent.workers_busy_s / made)
     slots = len(ledger["seconds"])
     return Figures(
         source=f"measured by {folder.name[:12]}, {steps} steps",
@@ -196,22 +194,71 @@ def figures_of_run(folder: Path, config: PipelineConfig) -> Figures:
     )
 
 
+@dataclass(frozen=True)
+class _Spent:
+    """Where a run's seconds went: of both sides in all, and of one publish and one proof."""
+
+    train_s: float
+    grade_s: float
+    publish_s: float
+    proof_s: float
+    workers_busy_s: float
+    """Worker-seconds in which anything was sampled, graded or proven."""
+
+
+def _spent(
+    ledger: Mapping[str, Any], config: PipelineConfig, proofs: int, publishes: int
+) -> _Spent:
+    """Read a ledger as the model would book it.
+
+    Where workers sample meanwhile, the ledger's seconds of a proof hold the wait for the batch in
+    the making, which the model adds by itself: then a proof, the same hash and canary, is taken to
+    last no longer than a publish.
+    """
+    seconds = _seconds(ledger)
+    if "learner" not in ledger["seconds"]:
+        half_s = seconds.get("sync", 0.0) / 2
+        sampling_s = seconds["rollout"] + seconds.get("grade", 0.0)
+        return _Spent(
+            seconds.get("train", 0.0), seconds.get("grade", 0.0),
+            half_s / publishes, half_s / proofs, sampling_s + half_s,
+        )  # fmt: skip
+    learner, workers = _seconds(ledger, "learner"), _seconds(ledger, "rollout")
+    publish_s = learner.get("sync", 0.0) / publishes
+    proof_s = workers.get("sync", 0.0) / proofs
+    return _Spent(
+        train_s=learner.get("train", 0.0) + learner.get("grade", 0.0),
+        grade_s=workers.get("grade", 0.0),
+        publish_s=publish_s,
+        proof_s=proof_s if config.rl.in_turns else min(proof_s, publish_s),
+        workers_busy_s=sum(workers.values()) - workers.get("idle", 0.0) - workers["startup"],
+    )
+
+
+def run_model(work: Work, times: Times, layout: Layout, seed: int = 0) -> Modelled:
+    """Model a layout: in lockstep where its sides never work at once."""
+    lockstep = layout.shared or work.staleness_limit == 0
+    return simulate(
+        work, times, layout.workers, lockstep=lockstep, one_device=layout.shared, seed=seed
+    )
+
+
 def calibrated(
-    config: PipelineConfig, work: Work, times: Times, layout: Layout, rollout_s_per_sample: float
+    config: PipelineConfig, work: Work, times: Times, layout: Layout, busy_s_per_sample: float
 ) -> DecodeSpeed:
-    """The slowest decoding at which the modelled run's workers are no longer in play for a sample.
+    """The slowest decoding at which the modelled run's workers are no busier for a sample.
 
     Where tools take nearly all of that time they hide decoding, and this is its upper bound: for
     plans with slow tools, measure a run without `rl.tools.simulated_latency`.
     """
-    lockstep = isinstance(config.rl.runtime, InlineRuntime)
     low, high = -20.0, 5.0  # natural logarithms of seconds a token
     for _ in range(18):
         middle = (low + high) / 2
         trial = replace(times, decode=decode_speed(config, math.exp(middle)))
-        modelled = simulate(work, trial, layout.workers, lockstep=lockstep)
-        made = work.steps * work.batch_size + modelled.dropped + modelled.filtered
-        if modelled.rollout_s / made <= rollout_s_per_sample * TOLERANCE:
+        modelled = run_model(work, trial, layout)
+        trained = len(modelled.step_ends_s) * work.batch_size
+        made = trained + modelled.dropped + modelled.filtered
+        if modelled.workers_busy_s / made <= busy_s_per_sample * TOLERANCE:
             low = middle
         else:
             high = middle

@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from configs.schema.rl import PublishSchedule
-from tasks.rl.figures import Figures, Layout
-from tasks.rl.simulate import Work, simulate, synchronous
+from tasks.rl.figures import Figures, Layout, run_model
+from tasks.rl.simulated_work import Work, synchronous
 
 WORTH_IT = 1.05
 """Asynchronous over synchronous throughput below which the simpler one is advised."""
@@ -102,8 +102,7 @@ def predict(
     times = replace(figures.times, train_s=train_s(figures, layout.ranks))
     batches = STEPS + work.staleness_limit
     work = replace(work, steps=batches * work.updates_per_batch)
-    lockstep = work.staleness_limit == 0
-    modelled = simulate(work, times, layout.workers, lockstep=lockstep, seed=PLAN_SEED)
+    modelled = run_model(work, times, layout, PLAN_SEED)
     speed = modelled.samples_per_s(work.batch_size, WARM_UP)
     share = sum(figures.teaching.effective_share(age, *clip) for age in modelled.ages)
     trained = batches * work.batch_size

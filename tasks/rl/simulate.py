@@ -8,13 +8,12 @@ old samples get, how fast it goes.
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
-from typing import Literal
+from dataclasses import dataclass, field
 
-from configs.schema.rl import PublishSchedule, RLConfig
 from tasks.rl.buffer import RolloutBuffer
 from tasks.rl.controllers import PublishInterval
-from tasks.rl.simulated_engines import Clock, DecodeSpeed, LatencyMix, LengthMix, Tools, engine
+from tasks.rl.simulated_engines import Clock, Tools, engine
+from tasks.rl.simulated_work import Modelled, Times, Work
 from tasks.rl.staleness import capacity, staleness_steps
 from tasks.rl.types import Group, ScoredRollout
 from tasks.sampling.types import PolicyVersion, Rollout, StopReason, Turn
@@ -23,100 +22,12 @@ MAX_EVENTS_PER_SAMPLE = 10_000
 """Events without a step, per sample of a batch, before the model says it goes round in circles."""
 
 
-EVERY_STEP = PublishSchedule()
-SHORT_ANSWERS = LengthMix(32.0, 0.5, 64)
-
-
 class DeadlockError(RuntimeError):
     """Nothing will ever happen again, and steps are left; says who waits for what."""
 
 
 class NoProgressError(RuntimeError):
     """Samples come and go and no batch ever fills."""
-
-
-@dataclass(frozen=True)
-class Work:
-    """What is to be done: the settings of the loop, and what its samples are like."""
-
-    steps: int
-    batch_size: int
-    group_size: int
-    staleness_limit: int
-    publish: PublishSchedule = EVERY_STEP
-    checkpoint_every: int = 1
-    capacity_batches: int = 5
-    order: Literal["freshest", "fifo"] = "freshest"
-    fresh_share_floor: float = 0.0
-    updates_per_batch: int = 1
-    turns_mean: float = 1.0
-    """Turns of one sample; 1.4 = one turn in 60 of a hundred samples, two in the others."""
-    tokens: LengthMix = SHORT_ANSWERS
-    """Of one turn."""
-    tool_latency: LatencyMix | None = None
-    tool_concurrency: int = 64
-    filter_share: float = 0.0
-    """Of finished groups, those that are not worth a place in a batch."""
-
-    @classmethod
-    def of(cls, rl: RLConfig, steps: int) -> "Work":
-        """The settings of a config; what its samples are like is left at the defaults."""
-        return cls(
-            steps=steps,
-            batch_size=rl.batch_size,
-            group_size=rl.group_size,
-            staleness_limit=rl.staleness_limit,
-            publish=rl.publish,
-            checkpoint_every=rl.checkpoint_every,
-            capacity_batches=rl.buffer.capacity_batches,
-            order=rl.buffer.order,
-            fresh_share_floor=rl.buffer.fresh_share_floor,
-            updates_per_batch=rl.updates_per_batch,
-            turns_mean=float(rl.sampling.max_turns),
-            tokens=LengthMix(rl.sampling.max_new_tokens / 2, 0.5, rl.sampling.max_new_tokens),
-        )
-
-
-@dataclass(frozen=True)
-class Times:
-    """How long things take, seconds."""
-
-    decode: DecodeSpeed
-    """Of one rollout worker."""
-    train_s: float
-    """One batch, all its optimiser steps."""
-    grade_s: float = 0.0
-    """One sample."""
-    publish_s: float = 0.0
-    prove_s: float = 0.0
-    """One worker loading and proving weights."""
-    checkpoint_s: float = 0.0
-
-
-@dataclass(frozen=True)
-class Modelled:
-    """What the modelled run did."""
-
-    wall_s: float
-    step_ends_s: tuple[float, ...]
-    """When each batch was trained on, its publish and checkpoint included."""
-    ages: tuple[int, ...]
-    """Of every trained group, in optimiser steps."""
-    dropped: int
-    filtered: int
-    rollout_s: float
-    """Worker-seconds with samples in play."""
-    train_s: float
-    sync_s: float
-    """Slot-seconds of publishing and proving."""
-    both_s: float
-    """Seconds in which samples were in play and the learner trained."""
-    max_running: int
-
-    def samples_per_s(self, batch_size: int, warm_up: int = 0) -> float:
-        """Trained samples a second after the first `warm_up` batches."""
-        start_s = self.step_ends_s[warm_up - 1] if warm_up else 0.0
-        return batch_size * (len(self.step_ends_s) - warm_up) / (self.step_ends_s[-1] - start_s)
 
 
 @dataclass
@@ -145,10 +56,25 @@ class ModelledLoop:
     """One run; `run` gives its outcome. Same work, times and seed: same outcome."""
 
     def __init__(
-        self, work: Work, times: Times, workers: int = 1, *, lockstep: bool = False, seed: int = 0
+        self,
+        work: Work,
+        times: Times,
+        workers: int = 1,
+        *,
+        lockstep: bool = False,
+        one_device: bool = False,
+        seed: int = 0,
     ) -> None:
-        """`lockstep`: a worker's samples go turn by turn, all waiting for the slowest tool."""
+        """Model a loop.
+
+        Args:
+            lockstep: a worker plays a batch at a time, which is handed in as a whole; an engine
+                that samples in batches takes it turn by turn, all waiting for the slowest tool.
+            one_device: generator and learner never work at once.
+        """
         self._work, self._times, self._lockstep = work, times, lockstep
+        self._barrier = lockstep and not times.decode.continuous
+        self._one_device = one_device
         self._rng = random.Random(seed)
         self._clock = Clock()
         self._engines = [engine(self._clock, times.decode, self._turn_over) for _ in range(workers)]
@@ -165,7 +91,7 @@ class ModelledLoop:
         self._groups = 0
         self._ends: list[float] = []
         self._ages: list[int] = []
-        self._sums = dict.fromkeys(("rollout", "train", "sync", "both"), 0.0)
+        self._sums = dict.fromkeys(("rollout", "busy", "train", "sync", "both"), 0.0)
         self._dropped = self._filtered = self._max_running = 0
 
     def run(self) -> Modelled:
@@ -195,13 +121,16 @@ class ModelledLoop:
         sums = self._sums
         return Modelled(
             self._clock.now, tuple(self._ends), tuple(self._ages), self._dropped, self._filtered,
-            sums["rollout"], sums["train"], sums["sync"], sums["both"], self._max_running,
+            sums["rollout"], sums["busy"], sums["train"], sums["sync"], sums["both"],
+            self._max_running,
         )  # fmt: skip
 
     def _pass(self, seconds: float) -> None:
         """Book time that goes by in the present state."""
         playing = sum(load > 0 for load in self._load)
         self._sums["rollout"] += seconds * playing
+        busy = sum(a > 0 or b for a, b in zip(self._load, self._proving, strict=True))
+        self._sums["busy"] += seconds * busy
         self._sums["train"] += seconds * self._training
         self._sums["sync"] += seconds * (
             sum(self._proving) + (self._learner_busy and not self._training)
@@ -221,12 +150,12 @@ class ModelledLoop:
     # -- generation -----------------------------------------------------------------------------
 
     def _produce(self, worker: int) -> None:
-        if self._proving[worker]:
+        if self._proving[worker] or (self._one_device and self._learner_busy):
             return
         if self._published > self._engine_step[worker]:
             self._proving[worker] = True
             step = self._published
-            self._after(self._times.prove_s, lambda: self._proven(worker, step))
+            self._engines[worker].prove(self._times.prove_s, lambda: self._proven(worker, step))
             return
         work = self._work
         if self._lockstep and self._load[worker]:
@@ -234,7 +163,8 @@ class ModelledLoop:
         free = self._free(worker)
         each = -(-(self._running + free) // (len(self._load) * work.group_size)) * work.group_size
         groups = max(0, min(free, each - self._load[worker])) // work.group_size
-        for count in [groups] if self._lockstep and groups else [1] * groups:
+        at_once = work.batch_size // work.group_size
+        for count in [min(groups, at_once)] if self._lockstep and groups else [1] * groups:
             self._start(worker, count)
 
     def _proven(self, worker: int, step: int) -> None:
@@ -290,7 +220,7 @@ class ModelledLoop:
     def _answered(self, sample: _Sample) -> None:
         play = sample.play
         play.turns_out -= 1
-        if not play.in_lockstep:
+        if not self._barrier:
             self._submit([sample])
             return
         play.at_barrier.append(sample)
@@ -326,6 +256,8 @@ class ModelledLoop:
 
     def _consume(self) -> None:
         if self._learner_busy or self._version >= self._work.steps:
+            return
+        if self._one_device and (self._running or any(self._proving)):
             return
         work = self._work
         newest = max(self._engine_step)
@@ -388,13 +320,15 @@ def _group(number: int, step: int, size: int) -> Group:
 
 
 def simulate(
-    work: Work, times: Times, workers: int = 1, *, lockstep: bool = False, seed: int = 0
+    work: Work,
+    times: Times,
+    workers: int = 1,
+    *,
+    lockstep: bool = False,
+    one_device: bool = False,
+    seed: int = 0,
 ) -> Modelled:
     """Model one run; see `ModelledLoop`."""
-    return ModelledLoop(work, times, workers, lockstep=lockstep, seed=seed).run()
-
-
-def synchronous(work: Work) -> Work:
-    """The same work by the synchronous trainer: η = 0, a publish each step."""
-    once = PublishSchedule(start=1, end=1, over_steps=work.publish.over_steps)
-    return replace(work, staleness_limit=0, publish=once)
+    return ModelledLoop(
+        work, times, workers, lockstep=lockstep, one_device=one_device, seed=seed
+    ).run()

@@ -3,7 +3,8 @@
 Two ways to decode. *Continuous* (vLLM): every sequence takes a token each step, a step takes
 `step_s + per_sequence_s · n` with n sequences, and a sequence leaves when it is done. *Batched*
 (transformers): whatever waits is sampled as one batch; it ends with its longest sequence and takes
-`step_s` for each token of that one and `per_sequence_s` for every token of all.
+`step_s` for each token of that one and `per_sequence_s` for every token of all. New weights are
+loaded, and then proven, between its batches.
 """
 
 import heapq
@@ -93,6 +94,10 @@ class SimulatedEngine(Protocol):
         """Queue turns, each its tokens and what `done` is called with."""
         ...
 
+    def prove(self, seconds: float, then: Callable[[], None]) -> None:
+        """Load and prove new weights, which takes so long where nothing else is to do."""
+        ...
+
     def kick(self) -> None:
         """All that arrives at this moment has arrived: start what can start."""
         ...
@@ -113,6 +118,10 @@ class ContinuousEngine:
     def submit(self, turns: Sequence[tuple[int, Any]]) -> None:
         """Queue turns."""
         self._waiting.extend(turns)
+
+    def prove(self, seconds: float, then: Callable[[], None]) -> None:
+        """Beside the sequences that are being decoded."""
+        self._clock.at(self._clock.now + seconds, then)
 
     def kick(self) -> None:
         """Let waiting turns in where there is room."""
@@ -158,21 +167,44 @@ class ContinuousEngine:
 
 
 class BatchedEngine:
-    """One batch at a time; those who come later wait for its end."""
+    """One batch at a time; those who come later wait for its end, new weights among them.
+
+    Loading and proving are two errands to the engine's one thread: a batch that waits when the
+    first is done goes before the second.
+    """
 
     def __init__(self, clock: Clock, speed: DecodeSpeed, done: Callable[[Any], None]) -> None:
         self._clock, self._speed, self._done = clock, speed, done
         self._waiting: deque[tuple[int, Any]] = deque()
-        self._busy = False
+        self._errands: deque[tuple[float, Callable[[], None]]] = deque()
+        self._busy = self._batch_is_next = False
 
     def submit(self, turns: Sequence[tuple[int, Any]]) -> None:
         """Queue turns."""
         self._waiting.extend(turns)
 
+    def prove(self, seconds: float, then: Callable[[], None]) -> None:
+        """Between two batches."""
+        half_s = seconds / 2
+        self._errands.append((half_s, lambda: self._errands.append((half_s, then))))
+
     def kick(self) -> None:
-        """Start a batch of what waits, unless one runs."""
-        if self._busy or not self._waiting:
+        """Start an errand, or a batch of what waits, unless one runs."""
+        if self._busy:
             return
+        if self._errands and not (self._batch_is_next and self._waiting):
+            self._busy = self._batch_is_next = True
+            seconds, then = self._errands.popleft()
+            self._clock.at(self._clock.now + seconds, lambda: self._back(then))
+        elif self._waiting:
+            self._batch_is_next = False
+            self._start()
+
+    def _back(self, then: Callable[[], None]) -> None:
+        self._busy = False
+        then()
+
+    def _start(self) -> None:
         count = min(len(self._waiting), self._speed.max_sequences)
         batch = [self._waiting.popleft() for _ in range(count)]
         tokens = [n for n, _ in batch]

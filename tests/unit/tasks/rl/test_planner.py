@@ -7,8 +7,8 @@ import pytest
 from configs.schema.rl import PublishSchedule
 from tasks.rl.figures import Figures, Layout, Teaching
 from tasks.rl.planner import Plan, plan, predict, train_s
-from tasks.rl.simulate import Times, Work
 from tasks.rl.simulated_engines import DecodeSpeed, LatencyMix, LengthMix
+from tasks.rl.simulated_work import Times, Work
 
 CLIP = (0.2, 0.28)
 APART = Layout(1, 1)

@@ -9,16 +9,9 @@ from hypothesis import strategies as st
 
 import tasks.rl.simulate as simulate_module
 from configs.schema.rl import PublishSchedule
-from tasks.rl.simulate import (
-    DeadlockError,
-    Modelled,
-    NoProgressError,
-    Times,
-    Work,
-    simulate,
-    synchronous,
-)
+from tasks.rl.simulate import DeadlockError, NoProgressError, simulate
 from tasks.rl.simulated_engines import DecodeSpeed, LatencyMix, LengthMix
+from tasks.rl.simulated_work import Modelled, Times, Work, synchronous
 
 TEN_TOKENS = LengthMix(10.0, 0.0, 10)
 FLAT = DecodeSpeed(step_s=0.1, per_sequence_s=0.0, max_sequences=10_000, continuous=True)
@@ -65,19 +58,22 @@ def durations(draw: st.DrawFn) -> Times:
 
 
 @settings(deadline=None, max_examples=400)
-@given(works(), durations(), st.integers(1, 4), st.booleans(), st.integers(0, 3))
+@given(works(), durations(), st.integers(1, 4), st.booleans(), st.booleans(), st.integers(0, 3))
 def test_never_stands_still_and_nothing_trained_is_too_old_or_of_the_future(
-    work, times, workers, lockstep, seed
+    work, times, workers, lockstep, one_device, seed
 ):
-    modelled = simulate(work, times, workers, lockstep=lockstep, seed=seed)
+    modelled = simulate(work, times, workers, lockstep=lockstep, one_device=one_device, seed=seed)
     batches = -(-work.steps // work.updates_per_batch)
     assert len(modelled.step_ends_s) == batches
     assert list(modelled.step_ends_s) == sorted(modelled.step_ends_s)
     assert len(modelled.ages) == batches * work.batch_size // work.group_size
     assert min(modelled.ages) >= 0 and max(modelled.ages) <= work.staleness_limit
     assert modelled.max_running <= (work.staleness_limit + 1) * work.batch_size
+    assert modelled.rollout_s <= modelled.workers_busy_s <= workers * modelled.wall_s + 1e-9
+    if work.staleness_limit == 0 or one_device:
+        assert modelled.both_s == 0.0
     if work.staleness_limit == 0:
-        assert modelled.both_s == 0.0 and modelled.dropped == 0
+        assert modelled.dropped == 0
     else:
         assert modelled.both_s <= min(modelled.train_s, modelled.rollout_s) + 1e-9
 
@@ -150,6 +146,46 @@ def test_in_lockstep_everyone_waits_for_the_slowest_tool_and_alone_nobody():
     assert by_group.rollout_s == pytest.approx(8.0)
     cut = replace(work, tool_latency=LatencyMix(3.0, 0.0, 0.5), tool_concurrency=2)
     assert simulate(cut, Times(FLAT, 0.0), lockstep=True).wall_s == pytest.approx(2.5)
+
+
+def test_weights_are_loaded_and_proven_between_batches():
+    """Batches of 2 s and training of 0.5 s: step 1 ends at 2.5 s, amid the second batch. That ends
+    at 4 s, and the weights of step 1 are loaded by 4.1 s. The third batch, long admitted, goes
+    first: they are proven by 6.2 s. Meanwhile those of step 2 are out, and are loaded and proven by
+    6.4 s: then the fourth batch begins, and is trained on by 8.9 s."""
+    slow = DecodeSpeed(0.2, 0.0, 2, continuous=False)
+    work = Work(4, 2, 2, 2, tokens=TEN_TOKENS)
+    modelled = simulate(work, Times(slow, train_s=0.5, prove_s=0.2))
+    assert modelled.step_ends_s == pytest.approx((2.5, 4.5, 6.6, 8.9))
+    assert modelled.ages == (0, 1, 2, 1)
+
+
+def test_continuous_decoding_goes_on_while_weights_are_proven():
+    work = Work(3, 2, 2, 1, tokens=TEN_TOKENS)
+    modelled = simulate(work, Times(FLAT, train_s=0.5, prove_s=0.2))
+    # batches of 1 s: two start at 0 s, trained by 1.5 and 2.0 s; the third starts on what is proven
+    # at 1.7 s
+    assert modelled.step_ends_s == pytest.approx((1.5, 2.0, 3.2))
+
+
+def test_on_one_device_sampling_and_training_take_turns_at_any_lag():
+    """1 s of sampling and 2 s of training: 3 s a batch however old samples may be."""
+    work = Work(5, 8, 4, 2, tokens=TEN_TOKENS)
+    modelled = simulate(work, Times(FLAT, train_s=2.0), lockstep=True, one_device=True)
+    assert modelled.wall_s == pytest.approx(15.0)
+    assert modelled.both_s == 0.0
+
+
+def test_without_batches_only_the_end_of_a_play_is_waited_for():
+    """Two turns of 1 s and tools of 0.5 s in lockstep: batch by batch the slowest of three calls
+    holds all up; sequence by sequence each goes on with its own answer."""
+    work = Work(1, 3, 1, 0, turns_mean=3.0, tokens=TEN_TOKENS, tool_concurrency=1)
+    work = replace(work, tool_latency=LatencyMix(0.5, 0.0, 10.0))
+    batched = DecodeSpeed(step_s=0.1, per_sequence_s=0.0, max_sequences=10, continuous=False)
+    # 1, then three calls one after the other, twice, and a last turn
+    assert simulate(work, Times(batched, 0.0), lockstep=True).wall_s == pytest.approx(6.0)
+    # calls end at 1.5, 2.0, 2.5; turns at 2.5, 3.0, 3.5; calls at 3.0, 3.5, 4.0; turns at 5.0
+    assert simulate(work, Times(FLAT, 0.0), lockstep=True).wall_s == pytest.approx(5.0)
 
 
 def test_two_workers_sample_a_batch_in_half_the_time():
