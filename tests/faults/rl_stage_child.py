@@ -1,4 +1,4 @@
-"""Runs RL stages that kill themselves at a named point; orders come on stdin.
+"""Runs RL stages, which may kill themselves at a named point; orders come on stdin.
 
 The heavy imports happen once, here; every order forks. A point is a function of the shipped code,
 named as `module:Class.function`; the child sends itself SIGKILL when it is entered or left for the
@@ -78,12 +78,14 @@ def deadly(function: Callable[..., Any], when: str, count: int) -> Callable[...,
 
 
 def run(order: dict[str, Any]) -> None:
-    """One stage, as an order says."""
+    """One stage, as an order says; its record goes to `record.json` in its folder."""
     if order.get("kill"):
         arm(**order["kill"])
     out = Path(order["out"])
     inputs = {name: ArtifactRecord.model_validate(r) for name, r in order["inputs"].items()}
-    stage.run(PipelineConfig.model_validate(order["config"]), inputs, out, Reporter(out))
+    config = PipelineConfig.model_validate(order["config"])
+    record = stage.run(config, inputs, out, Reporter(out))
+    (out / "record.json").write_text(record.model_dump_json())
 
 
 def fork(order: dict[str, Any]) -> int:

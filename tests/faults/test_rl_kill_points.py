@@ -7,32 +7,21 @@ and ends in the same weights as a run that was never killed.
 import json
 import os
 import subprocess
-import sys
-from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import pytest
 
 from tasks.artifacts.progress import read_metrics
 from tasks.models.load import hash_model
+from tests.faults.rl_stage_order import CHILD, ROOT, Point, environment, order_of
 from tests.figures.record import record
 from tests.tiny_run import tiny_config, tiny_data, tiny_snapshot
 
 __all__ = ["tiny_config", "tiny_data", "tiny_snapshot"]
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(1800)]
-ROOT = Path(__file__).parents[2]
 STEPS = 5
 TIMED = {"rollout_tokens_per_s", "train_tokens_per_s", "overlap_share"}
-
-
-@dataclass(frozen=True)
-class Point:
-    """Where a run ends: at the `count`-th call of `target`, `before` or `after` it runs."""
-
-    target: str
-    when: str
-    count: int
 
 
 LOOP, BUFFER = "tasks.rl.loop:AsyncLoop", "tasks.rl.buffer:RolloutBuffer"
@@ -78,18 +67,14 @@ POINTS = {
 class Stage:
     """One process that forks a child for every run asked of it."""
 
-    def __init__(self, config, inputs, folder: Path) -> None:
-        self._folder = folder
-        self._order = {
-            "config": config.model_dump(mode="json"),
-            "inputs": {name: r.model_dump(mode="json") for name, r in inputs.items()},
-        }
-        environment = os.environ | {"PYTHONPATH": ROOT.as_posix(), "OMP_NUM_THREADS": "1"}
+    def __init__(self, folder: Path, *asked) -> None:
+        """`asked`: config, data and snapshot."""
+        self._folder, self._asked = folder, asked
         self._log = (folder / "stage.log").open("w+")
         answers, given = os.pipe()
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.faults.rl_stage_child", str(given)],
-            env=environment,
+            [*CHILD, str(given)],
+            env=environment(),
             cwd=ROOT,
             stdin=subprocess.PIPE,
             stdout=self._log,
@@ -102,9 +87,7 @@ class Stage:
 
     def run(self, name: str, kill: Point | None = None) -> int:
         """Run the stage in the folder `name`, to its end or to a point; the exit status."""
-        order = {**self._order, "out": (self._folder / name).as_posix()}
-        if kill is not None:
-            order["kill"] = asdict(kill)
+        order = order_of(*self._asked, self._folder / name, kill)
         self._process.stdin.write(json.dumps(order) + "\n")
         self._process.stdin.flush()
         said = self._answers.readline().strip()
@@ -126,7 +109,7 @@ class Stage:
 def stage(tiny_config, tiny_data, tiny_snapshot, tmp_path_factory):
     folder = tmp_path_factory.mktemp("killed")
     config = tiny_config(rl={"steps": STEPS})
-    runs = Stage(config, {"data": tiny_data.record, "sft": tiny_snapshot.record}, folder)
+    runs = Stage(folder, config, tiny_data, tiny_snapshot)
     yield runs, folder
     runs.close()
 

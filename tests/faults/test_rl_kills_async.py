@@ -3,8 +3,6 @@
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,13 +13,13 @@ import pytest
 
 from tasks.artifacts.progress import read_metrics
 from tasks.process_tree import TOKEN_VARIABLE, descendants, end_marked
+from tests.faults.rl_stage_order import Point, order_of, start
 from tests.figures.record import record
 from tests.tiny_run import tiny_config, tiny_data, tiny_snapshot
 
 __all__ = ["tiny_config", "tiny_data", "tiny_snapshot"]
 
 pytestmark = [pytest.mark.faults, pytest.mark.timeout(3000)]
-ROOT = Path(__file__).parents[2]
 STEPS, GROUPS = 8, 2
 DEADLINE_S = 240
 
@@ -30,13 +28,13 @@ DEADLINE_S = 240
 class Kill:
     """A point in the driver, or an actor that is killed from outside after two steps."""
 
-    point: dict[str, object] | None = None
+    point: Point | None = None
     actor: str | None = None
     everything: bool = False
 
 
 def at(target: str, when: str, count: int) -> Kill:
-    return Kill({"target": target, "when": when, "count": count})
+    return Kill(Point(target, when, count))
 
 
 KILLS = {
@@ -57,26 +55,11 @@ KILLS = {
 class Attempt:
     """One process that runs the stage, and all that it starts."""
 
-    def __init__(self, config, inputs, out: Path, kill: Kill, log: Path) -> None:
-        order = {
-            "config": config.model_dump(mode="json"),
-            "inputs": {name: r.model_dump(mode="json") for name, r in inputs.items()},
-            "out": out.as_posix(),
-            "kill": kill.point,
-        }
+    def __init__(self, asked, out: Path, kill: Kill, log: Path) -> None:
+        """`asked`: config, data and snapshot."""
         self.out, self.log, self.kill = out, log, kill
         self.token = f"kills-{os.getpid()}-{time.monotonic_ns()}"
-        environment = os.environ | {
-            "PYTHONPATH": ROOT.as_posix(), "OMP_NUM_THREADS": "1", TOKEN_VARIABLE: self.token,
-        }  # fmt: skip
-        with log.open("a") as file:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "tests.faults.rl_stage_child"],
-                env=environment, cwd=ROOT, stdin=subprocess.PIPE, stdout=file, stderr=file,
-                text=True,
-            )  # fmt: skip
-        self.process.stdin.write(json.dumps(order))
-        self.process.stdin.close()
+        self.process = start(order_of(*asked, out, kill.point), log, **{TOKEN_VARIABLE: self.token})
 
     def finish(self) -> int:
         """Wait for its end, killing on the way what is to be killed; nothing of it is left."""
@@ -145,16 +128,16 @@ def test_killed_anywhere_no_ticket_is_lost_or_trained_twice(
             "runtime": {"type": "ray", "rollout_threads": 1, "learner_threads": 1},
         }
     )
-    inputs = {"data": tiny_data.record, "sft": tiny_snapshot.record}
+    asked = (config, tiny_data, tiny_snapshot)
     good, wrong = {}, {}
     for number, (name, kill) in enumerate(KILLS.items()):
         out, log = tmp_path / f"{number}", tmp_path / f"{number}.log"
-        first = Attempt(config, inputs, out, kill, log).finish()
+        first = Attempt(asked, out, kill, log).finish()
         survives = kill.actor == "RolloutActor"
         if (first == 0) != survives:
             wrong[name] = f"exit status {first}: {log.read_text()[-800:]}"
             continue
-        if first and Attempt(config, inputs, out, Kill(), log).finish():
+        if first and Attempt(asked, out, Kill(), log).finish():
             wrong[name] = f"did not resume: {log.read_text()[-800:]}"
             continue
         kept = books(out)

@@ -1,8 +1,7 @@
 """Training across two machines that share no disk; one is cut off half-way, and the run goes on."""
 
 import json
-import os
-import sys
+import subprocess
 import tempfile
 from pathlib import Path
 
@@ -10,12 +9,12 @@ import pytest
 from two_nodes import TwoNodes, namespaces_refused, wait_until
 
 from tasks.artifacts.progress import read_metrics
+from tests.faults.rl_stage_order import CHILD, ROOT, give, order_of
 from tests.figures.record import record
 from tests.tiny_run import tiny_config, tiny_data, tiny_snapshot, tiny_tokenizer
 
 __all__ = ["tiny_config", "tiny_data", "tiny_snapshot", "tiny_tokenizer"]
 pytestmark = [pytest.mark.faults, pytest.mark.needs("ip", "unshare")]
-SCRIPT = Path(__file__).parents[1] / "unit" / "tasks" / "rl" / "run_rl_stage.py"
 STEPS = 40
 RUNTIME = {
     "type": "ray",
@@ -42,22 +41,12 @@ def nodes(tmp_path):
 
 def stage_on(cluster: TwoNodes, folder: Path, config, data, snapshot):
     """The RL stage on the head's machine; `rl/` and `log` in `folder` are its own."""
-    inputs = {"data": data.record, "sft": snapshot.record}
-    order = folder / "order.json"
-    order.write_text(
-        json.dumps(
-            {
-                "config": config.model_dump(mode="json"),
-                "inputs": {k: r.model_dump(mode="json") for k, r in inputs.items()},
-                "out": (folder / "rl").as_posix(),
-            }
-        )
-    )
     with (folder / "log").open("w") as log:
-        return cluster.popen(
-            cluster.head, [sys.executable, os.fspath(SCRIPT), os.fspath(order)],
-            stdout=log, stderr=log,
-        )  # fmt: skip
+        child = cluster.popen(
+            cluster.head, CHILD, cwd=ROOT, stdin=subprocess.PIPE, stdout=log, stderr=log, text=True
+        )
+    give(order_of(config, data, snapshot, folder / "rl"), child)
+    return child
 
 
 def steps_told(folder: Path) -> int:

@@ -4,7 +4,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -15,9 +14,8 @@ import pytest
 
 from tasks.artifacts.progress import read_metrics
 from tasks.models.load import hash_model
+from tests.faults.rl_stage_order import order_of, start
 
-ROOT = Path(__file__).parents[4]
-SCRIPT = Path(__file__).with_name("run_rl_stage.py")
 LOOPBACK = ("127.0.0.1", "::1", "::ffff:127.0.0.1")
 
 
@@ -64,22 +62,7 @@ class Watch(threading.Thread):
 
 def stage_process(folder, config, data, snapshot) -> subprocess.Popen:
     """The RL stage in a process of its own; it writes `rl/` and `log` into `folder`."""
-    inputs = {"data": data.record, "sft": snapshot.record}
-    order = folder / "order.json"
-    order.write_text(
-        json.dumps(
-            {
-                "config": config.model_dump(mode="json"),
-                "inputs": {k: r.model_dump(mode="json") for k, r in inputs.items()},
-                "out": (folder / "rl").as_posix(),
-            }
-        )
-    )
-    environment = os.environ | {"PYTHONPATH": ROOT.as_posix(), "OMP_NUM_THREADS": "1"}
-    with (folder / "log").open("w") as log:
-        return subprocess.Popen(
-            [sys.executable, SCRIPT, order], env=environment, stdout=log, stderr=log
-        )
+    return start(order_of(config, data, snapshot, folder / "rl"), folder / "log")
 
 
 def steps_told(out: Path) -> int:

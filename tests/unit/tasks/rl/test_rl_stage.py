@@ -2,10 +2,8 @@
 
 import asyncio
 import json
-import os
 import signal
 import subprocess
-import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -23,9 +21,8 @@ from tasks.rl.prompt_queue import PromptQueue
 from tasks.rl.rollout_worker import RolloutWorker
 from tasks.rl.sentinel import Decision, RewardSentinel
 from tasks.rl.stage import FINAL_BATCHES, run, training_rows
-
-ROOT = Path(__file__).parents[4]
-SCRIPT = Path(__file__).with_name("run_rl_stage.py")
+from tests.faults.rl_stage_order import order_of
+from tests.faults.rl_stage_order import start as start_child
 
 
 @pytest.fixture
@@ -38,7 +35,6 @@ def stage(tiny_config, tiny_data, tiny_snapshot, tmp_path):
         record = run(tiny_config(rl=rl), inputs, out, Reporter(out))
         return record, out
 
-    build.inputs = inputs
     return build
 
 
@@ -129,23 +125,8 @@ def killed(tiny_config, tiny_data, tiny_snapshot, tmp_path):
 
     def start(name: str, **rl) -> tuple[subprocess.Popen, Path]:
         out = tmp_path / name
-        inputs = {"data": tiny_data.record, "sft": tiny_snapshot.record}
-        order = tmp_path / f"{name}.json"
-        order.write_text(
-            json.dumps(
-                {
-                    "config": tiny_config(rl=rl).model_dump(mode="json"),
-                    "inputs": {k: r.model_dump(mode="json") for k, r in inputs.items()},
-                    "out": out.as_posix(),
-                }
-            )
-        )
-        environment = os.environ | {"PYTHONPATH": ROOT.as_posix(), "OMP_NUM_THREADS": "1"}
-        with (tmp_path / f"{name}.log").open("a") as log:
-            process = subprocess.Popen(
-                [sys.executable, SCRIPT, order], env=environment, stdout=log, stderr=log
-            )
-        return process, out
+        order = order_of(tiny_config(rl=rl), tiny_data, tiny_snapshot, out)
+        return start_child(order, tmp_path / f"{name}.log"), out
 
     def build(name: str, step: int, **rl) -> Path:
         process, out = start(name, **rl)
