@@ -51,7 +51,9 @@ class Stack:
         runs = {"RL_PIPELINE_RUNS": str(self.runs)} if self.exported else {}
         return {**plain, **own, **runs, **self.environment}
 
-    def run(self, *command: str) -> subprocess.CompletedProcess[str]:
+    def run(
+        self, *command: str, timeout_s: float = COMMAND_TIMEOUT_S
+    ) -> subprocess.CompletedProcess[str]:
         """A command typed in the checkout."""
         return subprocess.run(
             command,
@@ -60,13 +62,15 @@ class Stack:
             capture_output=True,
             text=True,
             stdin=subprocess.DEVNULL,
-            timeout=COMMAND_TIMEOUT_S,
+            timeout=timeout_s,
             check=False,
         )
 
-    def ours(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+    def ours(
+        self, *arguments: str, timeout_s: float = COMMAND_TIMEOUT_S
+    ) -> subprocess.CompletedProcess[str]:
         """`rl-pipeline …`."""
-        return self.run(sys.executable, "-m", "flows.cli", *arguments)
+        return self.run(sys.executable, "-m", "flows.cli", *arguments, timeout_s=timeout_s)
 
     def prefect(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """`prefect …`, the console script itself."""
@@ -77,9 +81,9 @@ class Stack:
         ports = ("--prefect-port", str(self.prefect_port), "--mlflow-port", str(self.mlflow_port))
         return self.ours("up", "--runs", str(self.runs), *ports, *arguments)
 
-    def down(self) -> subprocess.CompletedProcess[str]:
+    def down(self, timeout_s: float = COMMAND_TIMEOUT_S) -> subprocess.CompletedProcess[str]:
         """`rl-pipeline down`."""
-        return self.ours("down", "--runs", str(self.runs))
+        return self.ours("down", "--runs", str(self.runs), timeout_s=timeout_s)
 
     def state(self, name: str) -> dict[str, Any]:
         """State file of a service."""
@@ -98,7 +102,7 @@ class Stack:
         url = f"http://127.0.0.1:{self.prefect_port}/api{path}"
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(url, data, {"Content-Type": "application/json"})
-        with urllib.request.urlopen(request, timeout=10.0) as answer:
+        with urllib.request.urlopen(request, timeout=30.0) as answer:
             return json.loads(answer.read())
 
     def flow_runs(self) -> list[dict[str, Any]]:

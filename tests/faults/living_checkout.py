@@ -1,107 +1,52 @@
 """A fresh clone with its own services on free ports, to be killed in every way there is."""
 
 import contextlib
+import http.client
 import json
-import os
 import signal
-import socket
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import httpx
 import psutil
+from service_stack import CHECKOUT, Stack
 
 from deployment.service_files import SERVICES, read_state
 from tasks.process_tree import descendants
 
-ROOT = Path(__file__).parents[2]
 TERMINAL = frozenset({"COMPLETED", "FAILED", "CRASHED", "CANCELLED"})
-POLL_S = 0.1
+DOWN_S = 120.0
 
 
-def free_port() -> int:
-    """A port nobody listens on."""
-    with contextlib.closing(socket.socket()) as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+class Checkout(Stack):
+    """The clone's services, its runs, and the processes of both."""
 
-
-@dataclass
-class Checkout:
-    """The clone, and its Prefect server as a person's tools see it."""
-
-    root: Path
-    ports: tuple[int, int] = field(default_factory=lambda: (free_port(), free_port()))
-
-    @property
-    def runs(self) -> Path:
-        """Its folder of runs."""
-        return self.root / "runs"
-
-    @property
-    def environment(self) -> dict[str, str]:
-        """What a shell in the checkout has: the environment's programs and two ports."""
-        path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-        dropped = ("PREFECT_API_URL", "MLFLOW_TRACKING_URI", "PREFECT_HOME")
-        kept = {k: v for k, v in os.environ.items() if k not in dropped}
-        ports = zip(
-            ("RL_PIPELINE_PREFECT_PORT", "RL_PIPELINE_MLFLOW_PORT"), self.ports, strict=True
-        )
-        return {**kept, "PATH": path, "PYTHONPATH": str(self.root)} | {n: str(p) for n, p in ports}
-
-    def shell(self, *command: str, timeout_s: float = 600.0) -> subprocess.CompletedProcess[str]:
-        """Run a command in the checkout; its output is kept."""
-        return subprocess.run(
-            command,
-            cwd=self.root,
-            env=self.environment,
-            capture_output=True,
-            text=True,
-            timeout=timeout_s,
-            check=False,
-        )
-
-    def cli(self, *arguments: str, timeout_s: float = 600.0) -> subprocess.CompletedProcess[str]:
-        """`rl-pipeline …`, from this clone's code."""
-        code = "from flows.cli import main; main()"
-        return self.shell(sys.executable, "-c", code, *arguments, timeout_s=timeout_s)
-
-    def up(self) -> None:
+    def require_up(self) -> None:
         """`rl-pipeline up`; fails loudly."""
-        done = self.cli("up")
+        done = self.up()
         assert done.returncode == 0, done.stdout + done.stderr
-
-    def api(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
-        """One call to the Prefect server."""
-        url = f"http://127.0.0.1:{self.ports[0]}/api/{path}"
-        answer = httpx.request(method, url, json=body, timeout=30.0)
-        answer.raise_for_status()
-        return answer.json()
 
     def start(self, **parameters: Any) -> str:
         """Start a deployment run; returns its flow run id."""
-        deployment = self.api("GET", "deployments/name/rl-pipeline/rl-pipeline")
+        deployment = self.api("/deployments/name/rl-pipeline/rl-pipeline")
         body = {"parameters": parameters, "state": {"type": "SCHEDULED"}}
-        made = self.api("POST", f"deployments/{deployment['id']}/create_flow_run", body)
+        made = self.api(f"/deployments/{deployment['id']}/create_flow_run", body)
         return str(made["id"])
 
-    def state(self, flow_run_id: str) -> str:
+    def state_of(self, flow_run_id: str) -> str:
         """Type of the run's state; empty while the server does not answer."""
         try:
-            return str(self.api("GET", f"flow_runs/{flow_run_id}")["state_type"])
-        except httpx.HTTPError:
+            return str(self.api(f"/flow_runs/{flow_run_id}")["state_type"])
+        except (OSError, http.client.HTTPException):
             return ""
 
     def wait(self, flow_run_id: str, timeout_s: float) -> str:
         """The terminal state, or the last one seen when the time is over."""
         deadline_s, state = time.monotonic() + timeout_s, ""
         while time.monotonic() < deadline_s:
-            state = self.state(flow_run_id) or state
+            state = self.state_of(flow_run_id) or state
             if state in TERMINAL:
                 return state
             time.sleep(1.0)
@@ -146,7 +91,7 @@ class Checkout:
         """End everything, whatever state it is in."""
         tree = self.tree()
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self.cli("down", timeout_s=120.0)
+            self.down(DOWN_S)
         kill(tree)
 
 
@@ -170,11 +115,12 @@ def alive(processes: list[psutil.Process]) -> list[str]:
 @contextlib.contextmanager
 def checkout(folder: Path) -> Iterator[Checkout]:
     """A clone of what is committed here, its services up for the time of the `with`."""
-    clone = folder / "checkout"
-    subprocess.run(["git", "clone", "--quiet", str(ROOT), str(clone)], check=True)
-    living = Checkout(clone)
+    clone, home = folder / "checkout", folder / "home"
+    home.mkdir()
+    subprocess.run(["git", "clone", "--quiet", str(CHECKOUT), str(clone)], check=True)
+    living = Checkout(clone / "runs", home, root=clone, exported=False)
     try:
-        living.up()
+        living.require_up()
         yield living
     finally:
         living.close()

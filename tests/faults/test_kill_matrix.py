@@ -77,7 +77,7 @@ def kill_and_resume(living: Checkout, victim: str, stage: str, reference: dict) 
     outcome = Outcome(victim, stage)
     flow_run = living.start(**PROFILE, force=[stage], stop_after=stage)
     if not wait_for_stage(living, stage):
-        outcome.problems.append(f"the stage did not start: {living.state(flow_run)}")
+        outcome.problems.append(f"the stage did not start: {living.state_of(flow_run)}")
         return outcome
     if stage in ("sft", "rl", "evaluation"):
         time.sleep(2.0)  # into the work, past the imports
@@ -86,7 +86,7 @@ def kill_and_resume(living: Checkout, victim: str, stage: str, reference: dict) 
     if not doomed:
         outcome.problems.append("there was no such process to kill")
     kill(doomed)
-    living.up()  # what a person, or systemd after a reboot, does next
+    living.require_up()  # what a person, or systemd after a reboot, does next
     outcome.terminal = living.wait(flow_run, TERMINAL_S)
     if outcome.terminal not in ("COMPLETED", "FAILED", "CRASHED", "CANCELLED"):
         outcome.problems.append("no terminal state in time")
