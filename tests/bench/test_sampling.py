@@ -8,6 +8,7 @@ import time
 
 import pytest
 import torch
+from plain_generate import PlainGenerate
 
 from configs.schema.model import ScratchModel
 from tasks.models.scratch import build_model, train_tokenizer
@@ -49,27 +50,13 @@ def test_sampling_loop_over_generate(model_and_end):
         ]
         return sum(len(c.token_ids) for c in engine.generate(requests))
 
-    longest = max(map(len, prompts))
-    ids = torch.tensor([[0] * (longest - len(p)) + p for p in prompts])
-    mask = torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in prompts])
+    plain = PlainGenerate(model, prompts, end=end, padding=0)
 
     def theirs():
+        out = plain(NEW_TOKENS, output_logits=True, return_dict_in_generate=True)
         with torch.inference_mode():
-            out = model.generate(
-                input_ids=ids,
-                attention_mask=mask,
-                do_sample=True,
-                temperature=1.0,
-                top_k=0,
-                top_p=1.0,
-                max_new_tokens=NEW_TOKENS,
-                eos_token_id=end,
-                pad_token_id=0,
-                output_logits=True,
-                return_dict_in_generate=True,
-            )
             model.compute_transition_scores(out.sequences, out.logits, normalize_logits=True)
-        return int((out.sequences[:, longest:] != 0).sum())
+        return int((out.sequences[:, plain.prompt_tokens :] != 0).sum())
 
     reference = best_of(ROUNDS, theirs)  # before the engine's own decode is in place
     ratio = best_of(ROUNDS, ours) / reference

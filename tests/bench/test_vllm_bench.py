@@ -16,6 +16,7 @@ import time
 import numpy as np
 import pytest
 import torch
+from plain_generate import PlainGenerate
 from transformers import StoppingCriteria, StoppingCriteriaList
 
 from configs.schema.rl_engines import VllmEngineConfig
@@ -95,26 +96,10 @@ class RowIsDone(StoppingCriteria):
 def plain_generate(folder, requests, end: int, dtype: str) -> float:
     """Tokens per second of transformers' own `generate`, one batch."""
     model = load_model(folder, dtype=dtype)
-    longest = max(len(r.prompt_ids) for r in requests)
-    ids = torch.tensor([[end] * (longest - len(r.prompt_ids)) + [*r.prompt_ids] for r in requests])
-    mask = torch.tensor(
-        [[0] * (longest - len(r.prompt_ids)) + [1] * len(r.prompt_ids) for r in requests]
-    )
-    most = [r.params.max_new_tokens for r in requests]
+    plain = PlainGenerate(model, [r.prompt_ids for r in requests], end=end, padding=end)
+    longest, most = plain.prompt_tokens, [r.params.max_new_tokens for r in requests]
     started_s = time.perf_counter()
-    with torch.inference_mode():
-        out = model.generate(
-            input_ids=ids,
-            attention_mask=mask,
-            do_sample=True,
-            temperature=1.0,
-            top_k=0,
-            top_p=1.0,
-            max_new_tokens=max(most),
-            stopping_criteria=StoppingCriteriaList([RowIsDone(longest, most)]),
-            eos_token_id=end,
-            pad_token_id=end,
-        )
+    out = plain(max(most), stopping_criteria=StoppingCriteriaList([RowIsDone(longest, most)]))
     elapsed_s = time.perf_counter() - started_s
     tokens = 0
     for row, limit in zip(out[:, longest:].tolist(), most, strict=True):
