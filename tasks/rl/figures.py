@@ -231,7 +231,9 @@ def _spent(
         grade_s=workers.get("grade", 0.0),
         publish_s=publish_s,
         proof_s=proof_s if config.rl.in_turns else min(proof_s, publish_s),
-        workers_busy_s=sum(workers.values()) - workers.get("idle", 0.0) - workers["startup"],
+        workers_busy_s=sum(workers.values())
+        - workers.get("idle", 0.0)
+        - workers.get("startup", 0.0),
     )
 
 
