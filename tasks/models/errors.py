@@ -9,6 +9,10 @@ class UnknownArchitectureError(ModelError, ValueError):
     """The model's architecture is not one this pipeline trains and converts."""
 
 
+class DamagedModelError(ModelError, ValueError):
+    """A model's folder is not whole, or its files are not of one model."""
+
+
 class VocabularyError(ModelError, ValueError):
     """Tokenizer and embedding do not fit each other."""
 

@@ -3,8 +3,10 @@
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 from transformers import (
@@ -18,9 +20,16 @@ from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 from tasks.artifacts.content_hash import hash_tensors
 from tasks.artifacts.errors import ArtifactWriteError
 from tasks.artifacts.folder import replace_folder
-from tasks.models.errors import ModelError, UnknownArchitectureError, VocabularyError
+from tasks.models.errors import (
+    DamagedModelError,
+    ModelError,
+    UnknownArchitectureError,
+    VocabularyError,
+)
+from tasks.models.weights_file import read_weights
 
 ARCHITECTURES = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
+_ANEW = "copy the folder again, or run the stage that wrote it again (`rl-pipeline run --force`)"
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -34,10 +43,27 @@ def load_tokenizer(path: Path | str, revision: str | None = None) -> PreTrainedT
     AutoTokenizer puts Qwen2's own class in its place wherever config.json says qwen2, and with it
     a normaliser, a pre-tokenizer and an added `<|endoftext|>` that the file may not have; so it is
     asked only for a public id, or a folder without tokenizer.json.
+
+    Raises:
+        DamagedModelError: a local folder without a tokenizer, or with a damaged one.
     """
-    if (Path(path) / "tokenizer.json").is_file():
-        return PreTrainedTokenizerFast.from_pretrained(str(path), local_files_only=True)
-    return AutoTokenizer.from_pretrained(str(path), revision=revision)
+    folder = Path(path)
+    whole = folder / "tokenizer.json"
+    if whole.is_file():
+        _json_object(whole)
+    elif folder.is_dir() and not any(map(Path.is_file, _older(folder))):
+        # of a folder without any, AutoTokenizer makes up a tokenizer with one token
+        raise DamagedModelError(f"{folder} holds no tokenizer.json; {_ANEW}")
+    try:
+        if whole.is_file():
+            return PreTrainedTokenizerFast.from_pretrained(str(path), local_files_only=True)
+        return AutoTokenizer.from_pretrained(str(path), revision=revision)
+    except (ValueError, OSError) as error:
+        if not folder.exists():
+            raise  # a public id: what the hub says
+        raise DamagedModelError(
+            f"the tokenizer in {folder} does not load: {_first_line(error)}; {_ANEW}"
+        ) from error
 
 
 def load_model(
@@ -48,6 +74,7 @@ def load_model(
     Raises:
         ModelNotFoundError: a local folder without config.json (never asked of the hub).
         UnknownArchitectureError: not one of `ARCHITECTURES`.
+        DamagedModelError: a local folder's files are not whole, or not of one model.
     """
     folder = Path(path)
     if folder.exists() and not (folder / "config.json").exists():
@@ -59,16 +86,24 @@ def load_model(
         )
     if folder.exists():
         check_architecture(folder)
-    model = AutoModelForCausalLM.from_pretrained(
-        str(path), revision=revision, dtype=DTYPES[dtype], use_safetensors=True
-    )
+    try:
+        model = AutoModelForCausalLM.from_pretrained(
+            str(path), revision=revision, dtype=DTYPES[dtype], use_safetensors=True
+        )
+    except (SafetensorError, StrictDataclassError, RuntimeError, ValueError, OSError) as error:
+        if not folder.exists():
+            raise  # a public id: what the hub says
+        raise DamagedModelError(
+            f"{path} does not load: config.json and weights are not whole, or not of one model: "
+            f"{_first_line(error)}; {_ANEW}"
+        ) from error
     _check_loaded(model)
     return model.eval()
 
 
 def check_architecture(folder: Path) -> str:
     """The architecture named in config.json, if it is one that trains and converts."""
-    names = json.loads((folder / "config.json").read_text()).get("architectures") or ["none"]
+    names = _json_object(folder / "config.json").get("architectures") or ["none"]
     if names[0] not in ARCHITECTURES:
         raise UnknownArchitectureError(
             f"model architecture {names[0]!r} is not supported; choose a model of one of "
@@ -149,8 +184,33 @@ def _stamp_config(config: Path, model: PreTrainedModel, *, tied: bool) -> None:
 
 
 def hash_model(folder: Path) -> str:
-    """Hash of the canonical tensors of a saved model."""
-    from safetensors.torch import load_file
+    """Hash of the canonical tensors of a saved model.
 
-    tensors = load_file(folder / "model.safetensors")
-    return hash_tensors(tensors)
+    Raises:
+        WeightsMismatchError: its file is missing or not whole.
+    """
+    return hash_tensors(read_weights(folder / "model.safetensors", _ANEW))
+
+
+def _older(folder: Path) -> list[Path]:
+    """Where tokenizers lay before tokenizer.json."""
+    return [folder / name for name in ("vocab.json", "vocab.txt", "tokenizer.model")]
+
+
+def _json_object(path: Path) -> dict[str, Any]:
+    """What a model's JSON file says.
+
+    Raises:
+        DamagedModelError: it is no JSON object.
+    """
+    try:
+        found = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise DamagedModelError(f"{path} is no JSON: {error}; {_ANEW}") from error
+    if not isinstance(found, dict):
+        raise DamagedModelError(f"{path} is no JSON object; {_ANEW}")
+    return found
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().split("\n", 1)[0]

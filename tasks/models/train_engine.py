@@ -172,10 +172,15 @@ class TrainEngine:
         """
         parameters = self._optimised()
         for key, value in tensors.items():
-            index, name = key.split(".", 1)
-            parameter = parameters[int(index)] if int(index) < len(parameters) else None
+            index, _, name = key.partition(".")
+            known = name and index.isdecimal() and int(index) < len(parameters)
+            parameter = parameters[int(index)] if known else None
             if parameter is None or (value.dim() and value.shape != parameter.shape):
-                raise WeightsMismatchError(f"optimiser state {key} does not fit this model")
+                raise WeightsMismatchError(
+                    f"optimiser state {key} of shape {tuple(value.shape)} does not fit this model "
+                    f"of {len(parameters)} parameters; it is of another model: resume with the "
+                    "config that wrote it"
+                )
             if name == MASTER:
                 parameter.data.copy_(value)
             else:

@@ -21,18 +21,16 @@ def attach(model: PreTrainedModel, trainable: Lora | FullWeights, seed: int) -> 
     """The model ready for training: every weight, or adapters that start as the identity."""
     if isinstance(trainable, FullWeights):
         return model.requires_grad_(True)
-    names = {name.rsplit(".", 1)[-1] for name, _ in model.named_modules()}
-    unknown = sorted(set(trainable.targets) - names)
+    linear = {
+        name.rsplit(".", 1)[-1]
+        for name, module in model.named_modules()
+        if isinstance(module, torch.nn.Linear)
+    }
+    unknown = sorted(set(trainable.targets) - linear)
     if unknown:
-        linear = sorted(
-            {
-                n.rsplit(".", 1)[-1]
-                for n, m in model.named_modules()
-                if isinstance(m, torch.nn.Linear)
-            }
-        )
         raise WeightsMismatchError(
-            f"trainable.targets={unknown} match no module of this model; choose from {linear}"
+            f"trainable.targets={unknown} match no linear layer of this model; choose from "
+            f"{sorted(linear)}"
         )
     config = LoraConfig(
         r=trainable.r,
@@ -79,14 +77,20 @@ def load_trainable(model: torch.nn.Module, tensors: Mapping[str, torch.Tensor]) 
         WeightsMismatchError: names, or shapes, differ (an adapter of another rank, say).
     """
     with whole([p for _, p in _carried(model)], write=True):
-        _copy_into(_views(model), tensors)
+        copy_into(_views(model), tensors)
 
 
-def _copy_into(own: Mapping[str, torch.Tensor], tensors: Mapping[str, torch.Tensor]) -> None:
+def copy_into(own: Mapping[str, torch.Tensor], tensors: Mapping[str, torch.Tensor]) -> None:
+    """Copy tensors into a module's own by name.
+
+    Raises:
+        WeightsMismatchError: names or shapes differ; nothing is copied where names do.
+    """
     if set(own) != set(tensors):
         different = sorted(set(own) ^ set(tensors))[:4]
         raise WeightsMismatchError(
-            f"published weights differ in names from this model: {different}"
+            f"published weights differ in names from this model: {different}; expected exactly its "
+            f"{len(own)}: were they made with other trainable.targets?"
         )
     with torch.no_grad():
         for name, target in own.items():

@@ -3,17 +3,15 @@
 import copy
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file, save
 
 from configs.schema import PipelineConfig
 from configs.schema.rl_credit import TurnGaeCredit
 from configs.schema.rl_losses import Loss
 from configs.schema.training import FullWeights
-from tasks.artifacts.atomic import write_atomic
 from tasks.artifacts.content_hash import hash_tensors
 from tasks.environments.renderer import PromptRenderer
 from tasks.environments.row import Row
@@ -23,7 +21,14 @@ from tasks.models.merge import merged_tensors
 from tasks.models.policy import PolicyModule, PolicyScores
 from tasks.models.ranks import RankGroup, add_up, rank, whole, world_size
 from tasks.models.train_engine import TrainEngine
-from tasks.models.trainable import attach, freeze_reference, load_trainable, trainable_tensors
+from tasks.models.trainable import (
+    attach,
+    copy_into,
+    freeze_reference,
+    load_trainable,
+    trainable_tensors,
+)
+from tasks.models.weights_file import read_weights, write_weights
 from tasks.rl.batch import (
     Sample,
     collate,
@@ -323,7 +328,7 @@ class Learner:
         optimiser. Returns the hash of each part it wrote."""
         parts = self._state()
         for name, tensors in parts.items():
-            write_atomic(folder / f"{name}.safetensors", save(_plain(tensors)))
+            write_weights(folder / f"{name}.safetensors", tensors)
         return {name: hash_tensors(tensors) for name, tensors in parts.items()}
 
     def load(self, folder: Path, steps_taken: int) -> dict[str, str]:
@@ -331,6 +336,7 @@ class Learner:
 
         Raises:
             CheckpointMismatchError: another number of ranks wrote it.
+            WeightsMismatchError: a file is not whole, or of another model.
         """
         optimiser = folder / f"{_optimiser_name()}.safetensors"
         if not optimiser.exists():
@@ -340,13 +346,11 @@ class Learner:
                 f"{world_size()} needs {optimiser.name}: go on with as many learner ranks "
                 "(rl.runtime.learner_ranks) as wrote it"
             )
-        load_trainable(self._module.model, load_file(folder / "policy.safetensors"))
-        self._engine.load_state_tensors(load_file(optimiser), steps_taken)
-        if self._module.value_head is not None:
-            with whole(self._module.value_head.parameters(), write=True):
-                self._module.value_head.load_state_dict(
-                    load_file(folder / "value_head.safetensors")
-                )
+        load_trainable(self._module.model, read_weights(folder / "policy.safetensors"))
+        self._engine.load_state_tensors(read_weights(optimiser), steps_taken)
+        if (head := self._module.value_head) is not None:
+            with whole(head.parameters(), write=True):
+                copy_into(head.state_dict(), read_weights(folder / "value_head.safetensors"))
         return {name: hash_tensors(tensors) for name, tensors in self._state().items()}
 
     def _state(self) -> dict[str, dict[str, torch.Tensor]]:
@@ -367,7 +371,7 @@ class Learner:
         if rank():
             return None
         if not isinstance(self._config.trainable, FullWeights):
-            write_atomic(out_dir / "adapter" / "weights.safetensors", save(_plain(trained)))
+            write_weights(out_dir / "adapter" / "weights.safetensors", trained)
         # Onto a fresh copy of the snapshot: whole there, however the weights are split here.
         model = load_model(self._snapshot, dtype=self._config.deepspeed.dtype)
         merged = attach(model, self._config.trainable, self._config.seed)
@@ -379,10 +383,6 @@ class Learner:
 
 def _inputs(batch: TrainBatch) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     return batch.token_ids_B_T, batch.valid_B_T, batch.action_mask_B_T, batch.temperature_B
-
-
-def _plain(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    return {name: t.detach().cpu().contiguous() for name, t in tensors.items()}
 
 
 def _optimiser_name() -> str:

@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors.torch import save
 
-from tasks.artifacts.atomic import write_atomic, write_json
+from tasks.artifacts.atomic import write_json
 from tasks.artifacts.content_hash import hash_tensors
+from tasks.models.weights_file import write_weights
 from tasks.rl.errors import SyncProofError
 from tasks.sampling.types import PolicyVersion
 
@@ -69,8 +69,7 @@ def publish(
     """Write weights, fsync, then the marker; keep the newest `keep` publishes."""
     sha256 = hash_tensors(tensors)
     folder = root / f"{version.attempt}-{version.step}-{sha256[:8]}"
-    weights = {name: t.detach().cpu().contiguous() for name, t in tensors.items()}
-    write_atomic(folder / WEIGHTS, save(weights))
+    write_weights(folder / WEIGHTS, tensors)
     write_json(
         folder / MARKER,
         {"attempt": version.attempt, "step": version.step, "sha256": sha256},

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file, save
 
 from configs.schema.training import Lora
-from tasks.artifacts.atomic import write_atomic, write_json
+from tasks.artifacts.atomic import write_json
 from tasks.artifacts.content_hash import hash_tensors
 from tasks.models.errors import WeightsMismatchError
+from tasks.models.weights_file import read_weights, write_weights
 from tasks.sampling.errors import AnswerRefusedError
 from tasks.sampling.types import PolicyVersion
 
@@ -106,13 +106,14 @@ def write_adapter(weights: Path, lora: Lora, layers: int) -> tuple[Path, str]:
     one is whole.
 
     Raises:
-        WeightsMismatchError: a name, rank, module or layer is not what the config trains.
+        WeightsMismatchError: a name, rank, module or layer is not what the config trains, or the
+            file is not whole.
     """
-    tensors = load_file(weights)
+    tensors = read_weights(weights)
     check_adapter(tensors, lora, layers)
     folder = weights.parent / "adapter"
     if not (folder / "adapter_config.json").exists():
-        write_atomic(folder / "adapter_model.safetensors", save(tensors))
+        write_weights(folder / "adapter_model.safetensors", tensors)
         write_json(
             folder / "adapter_config.json",
             {

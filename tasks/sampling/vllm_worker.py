@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from tasks.artifacts.content_hash import hash_tensors
+from tasks.models.weights_file import read_weights
 from tasks.process_tree import die_with_parent
 from tasks.sampling.vllm_cpu_adapters import use_grouped_adapters
 
@@ -59,10 +60,9 @@ class PolicyMemory:
 
     def policy_load_weights(self, path: str) -> None:
         """Replace every weight of the model in place."""
-        from safetensors.torch import load_file
         from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm
 
-        self.model_runner.reload_weights(weights_iterator=iter(load_file(Path(path)).items()))
+        self.model_runner.reload_weights(weights_iterator=iter(read_weights(Path(path)).items()))
         for module in self.model_runner.get_model().modules():
             # a head tied to the embedding is no tensor of the file, so vLLM leaves it packed as it
             # was: its logits would be the old policy's

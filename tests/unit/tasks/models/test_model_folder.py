@@ -10,7 +10,12 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from configs.schema.model import PretrainedModel, ScratchModel
 from configs.schema.training import Lora
 from tasks.models.base import base_model
-from tasks.models.errors import UnknownArchitectureError, VocabularyError
+from tasks.models.errors import (
+    DamagedModelError,
+    UnknownArchitectureError,
+    VocabularyError,
+    WeightsMismatchError,
+)
 from tasks.models.load import (
     ModelNotFoundError,
     check_vocabulary,
@@ -121,6 +126,60 @@ def test_an_unsupported_architecture_is_named(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({}))
     with pytest.raises(UnknownArchitectureError, match="none"):
         load_model(tmp_path)
+
+
+def change_config(folder, **keys):
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | keys))
+
+
+def cut(name):
+    return lambda folder: (folder / name).write_bytes((folder / name).read_bytes()[:300])
+
+
+DAMAGE = {
+    "weights cut off": cut("model.safetensors"),
+    "no weights": lambda folder: (folder / "model.safetensors").unlink(),
+    "config cut off": cut("config.json"),
+    "config a list": lambda folder: (folder / "config.json").write_text("[1]"),
+    "config of a wider model": lambda folder: change_config(folder, hidden_size=64),
+    "config of a larger vocabulary": lambda folder: change_config(folder, vocab_size=400),
+    "config of a deeper model": lambda folder: change_config(folder, num_hidden_layers=3),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_damaged_folder_is_named_with_what_to_do(tiny_model, tiny_tokenizer, tmp_path, damage):
+    folder = tmp_path / "model"
+    save_model(tiny_model(), tiny_tokenizer, folder)
+    DAMAGE[damage](folder)
+    with pytest.raises(DamagedModelError, match=f"(?s){folder}.*copy the folder again"):
+        load_model(folder)
+
+
+@pytest.mark.parametrize("text", [None, "", "{", "[]"])
+def test_a_damaged_tokenizer_is_named(tiny_model, tiny_tokenizer, tmp_path, text):
+    folder = tmp_path / "model"
+    save_model(tiny_model(), tiny_tokenizer, folder)
+    (folder / "tokenizer.json").unlink()
+    (folder / "tokenizer_config.json").unlink()
+    if text is not None:
+        (folder / "tokenizer.json").write_text(text)
+    with pytest.raises(DamagedModelError, match=f"{folder}.*tokenizer.json.*copy the folder"):
+        load_tokenizer(folder)
+
+
+@pytest.mark.parametrize("left", [None, 0, 7, 300])
+def test_damaged_weights_have_no_hash(tiny_model, tiny_tokenizer, tmp_path, left):
+    folder = tmp_path / "model"
+    save_model(tiny_model(), tiny_tokenizer, folder)
+    file = folder / "model.safetensors"
+    whole = file.read_bytes()
+    file.unlink()
+    if left is not None:
+        file.write_bytes(whole[:left])
+    with pytest.raises(WeightsMismatchError, match=f"{file} is not a whole.*copy the folder again"):
+        hash_model(folder)
 
 
 def test_a_pretrained_folder_is_a_base_model(tiny_tokenizer, tmp_path):

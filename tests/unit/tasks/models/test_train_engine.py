@@ -151,6 +151,10 @@ def test_optimiser_state_of_another_model_is_refused():
         engine.load_state_tensors({"1.exp_avg": torch.zeros(2, 4)}, 1)
     with pytest.raises(WeightsMismatchError, match=r"0\.exp_avg"):
         engine.load_state_tensors({"0.exp_avg": torch.zeros(4, 2)}, 1)
+    for key in ("foreign", "-1.exp_avg", "x.exp_avg", "0.", "0"):
+        with pytest.raises(WeightsMismatchError, match=rf"state {key} of shape \(2, 4\)"):
+            engine.load_state_tensors({key: torch.zeros(2, 4)}, 1)
+    assert engine.steps_taken == 0
 
 
 def test_learning_rate_by_hand():

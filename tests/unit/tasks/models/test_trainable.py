@@ -159,6 +159,14 @@ def test_targets_that_match_nothing_are_named(tiny_model):
         attach(tiny_model(), Lora(targets=("q_proj", "c_attn")), seed=0)
 
 
+@pytest.mark.parametrize(
+    "target", ["self_attn", "model", "layers", "0", "norm", "act_fn", "embed_tokens", ""]
+)
+def test_targets_that_are_no_linear_layer_are_named(tiny_model, target):
+    with pytest.raises(WeightsMismatchError, match=rf"\['{target}'\] match no linear .*q_proj"):
+        attach(tiny_model(), Lora(targets=("q_proj", target)), seed=0)
+
+
 @pytest.mark.parametrize("kind", [LORA, FullWeights()])
 def test_published_weights_load_into_another_model(tiny_model, kind):
     source, target = attach(tiny_model(1), kind, 0), attach(tiny_model(2), kind, 5)

@@ -20,7 +20,8 @@ from learner_parts import (
 )
 
 from configs.schema.rl_credit import GrpoCredit
-from tasks.models.errors import NonFiniteStepError
+from tasks.models.errors import NonFiniteStepError, WeightsMismatchError
+from tasks.models.weights_file import read_weights, write_weights
 from tasks.rl.batch import train_batches, without_credit
 from tasks.rl.credit import group_credit
 from tasks.rl.errors import ReferenceMismatchError
@@ -259,3 +260,28 @@ def test_tokens_the_model_has_not_stop_before_anything_is_computed(learner_of, g
     with pytest.raises(UnsoundSampleError, match="is 320; the model has 0 to 319"):
         learner.train([replace(groups[0], rollouts=(bad, *others)), *groups[1:]], 0.1)
     assert weights(learner) == before and learner.learner_version == 0
+
+
+@pytest.mark.parametrize("part", ["policy", "optimiser", "value_head"])
+@pytest.mark.parametrize("how", ["cut off", "another name", "another shape"])
+def test_a_state_that_does_not_fit_is_named_by_its_file_or_tensor(
+    learner_of, groups, tmp_path, part, how
+):
+    learner = learner_of(credit=TURNS)
+    learner.train(groups, 0.0)
+    learner.save(tmp_path)
+    file = tmp_path / f"{part}.safetensors"
+    tensors = read_weights(file)
+    name = next(n for n, t in tensors.items() if t.dim())
+    said = "differ in names|does not fit"
+    if how == "cut off":
+        file.write_bytes(file.read_bytes()[:-1])
+        said = f"{part}.safetensors is not a whole"
+    elif how == "another name":
+        tensors["foreign"] = tensors.pop(name)
+        write_weights(file, tensors)
+    else:
+        write_weights(file, tensors | {name: torch.ones(7, 7)})
+        said = f"{name} .*shape"
+    with pytest.raises(WeightsMismatchError, match=said):
+        learner.load(tmp_path, 1)
