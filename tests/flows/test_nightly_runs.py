@@ -50,9 +50,9 @@ def drop_folder(tiny_pipeline):
     Path("drop").mkdir()
 
 
-def test_nights_train_on_what_is_new_and_only_then(tiny_pipeline, migrated, drop_folder):
-    """First night, nothing new, new rows, a start from the champion: one chain."""
-    first, events = tiny_pipeline(config(start_from="champion"), nightly=True)
+def first_night(tiny_pipeline):
+    """There is no champion to start from yet: trained from the base, and promoted."""
+    first, _ = tiny_pipeline(config(start_from="champion"), nightly=True)
     night = first["night"]
     assert (night["outcome"], night["scheduled"], night["zone"]) == (
         "trained",
@@ -69,7 +69,11 @@ def test_nights_train_on_what_is_new_and_only_then(tiny_pipeline, migrated, drop
     assert night["kl_reference_sha256"] == first["stages"]["sft"]["output_sha256"]
     assert any("there is no champion yet" in warning for warning in first["warnings"])
     assert first["promotion"]["outcome"] == "promoted"
+    return first
 
+
+def night_with_nothing_new(tiny_pipeline):
+    """It ends as completed, with nothing run."""
     second, events = tiny_pipeline(config(start_from="champion"), nightly=True)
     assert second["status"] == "FINISHED"
     assert second["night"]["outcome"] == "nothing new"
@@ -81,6 +85,9 @@ def test_nights_train_on_what_is_new_and_only_then(tiny_pipeline, migrated, drop
     state = last_state()
     assert state.is_completed() and state.message.startswith("nothing new: 0 training rows")
 
+
+def night_with_new_rows(tiny_pipeline, first):
+    """Started from the champion, trained on what was dropped; half a line waits."""
     drop("monday.jsonl", 100, 101)
     Path("drop", "torn.jsonl").write_text('{"prompt": "1+1=?", "ans')
     third, events = tiny_pipeline(config(start_from="champion"), nightly=True)
@@ -95,7 +102,14 @@ def test_nights_train_on_what_is_new_and_only_then(tiny_pipeline, migrated, drop
     assert night["starts_from"]["sha256"] == champion == night["kl_reference_sha256"]
     assert third["stages"]["sft"]["output_sha256"] == champion
     assert any(f"weights {champion[:12]}, of calculator v1" in e.message for e in events)
+    return third
 
+
+def test_nights_train_on_what_is_new_and_only_then(tiny_pipeline, migrated, drop_folder):
+    """First night, nothing new, new rows, a start from the champion: one chain."""
+    first = first_night(tiny_pipeline)
+    night_with_nothing_new(tiny_pipeline)
+    third = night_with_new_rows(tiny_pipeline, first)
     fourth, _ = tiny_pipeline(config(start_from="snapshot", min_new_rows=2), nightly=True)
     assert fourth["night"]["outcome"] == "nothing new"  # the same rows are not new again
     drop("tuesday.jsonl", 100, 102)

@@ -40,17 +40,8 @@ def ledger(tiny_pipeline):
     return PromotionLedger(Path("runs"), "calculator")
 
 
-def test_better_equal_and_worse_candidates(tiny_pipeline, migrated, ledger):
-    first, events = tiny_pipeline(config(4))
-    assert said(first) == ("promoted", 1)
-    assert "no champion to beat" in first["promotion"]["reason"]
-    assert "challenge" not in {event.stage for event in events}
-    assert first["warnings"] == []
-
-    again, _ = tiny_pipeline(config(4))
-    assert said(again) == ("champion already", 1)
-    assert len(ledger.entries()) == 1
-
+def worse_stays_a_candidate(tiny_pipeline):
+    """With the figures it was judged by."""
     worse, _ = tiny_pipeline(config(2))
     assert said(worse) == ("candidate", 2)
     evidence = worse["promotion"]["evidence"]
@@ -62,6 +53,46 @@ def test_better_equal_and_worse_candidates(tiny_pipeline, migrated, ledger):
     assert (evidence["passed"], evidence["margin"], evidence["problems"]) == (False, 0.0, 8)
     assert any("calculator v2 candidate" in w for w in worse["warnings"])
 
+
+def told_and_shown():
+    """Alerts of every decision, and transcripts of the last challenge."""
+    alerts = [json.loads(line) for line in Path("runs/alerts.jsonl").read_text().splitlines()]
+    titles = [a["title"] for a in alerts if a.get("event") == "promotion"]
+    assert titles == [
+        "rl-pipeline: calculator v1 is the champion",
+        "rl-pipeline: calculator v2 stays a candidate",
+        "rl-pipeline: calculator v2 is the champion",
+        "rl-pipeline: calculator v3 is the champion",
+    ]
+    shown = transcripts_of(Path("runs/latest"))
+    _check_transcripts_are_shown_as_text(shown)
+    assert {side["name"] for pair in shown for side in pair["sides"]} == {"Champion", "Candidate"}
+    assert {pair["kind"] for pair in shown} >= {"the candidate fixed it", "right both times"}
+
+
+def withdrawn_is_not_promoted_again(tiny_pipeline, ledger):
+    """Not by a run: only a person does that."""
+    rollback(Path("runs"), reason="wrong units")
+    comes_again, _ = tiny_pipeline(config(6))
+    assert said(comes_again) == ("candidate", 3)
+    assert "only a person promotes it again" in comes_again["promotion"]["reason"]
+    assert ledger.champion().version == 2
+    # the run's start has moved what the rollback, made without MLflow, left behind
+    assert registry(comes_again) == {"champion": ledger.champion().bundle_sha256}
+
+
+def test_better_equal_and_worse_candidates(tiny_pipeline, migrated, ledger):
+    first, events = tiny_pipeline(config(4))
+    assert said(first) == ("promoted", 1)
+    assert "no champion to beat" in first["promotion"]["reason"]
+    assert "challenge" not in {event.stage for event in events}
+    assert first["warnings"] == []
+
+    again, _ = tiny_pipeline(config(4))
+    assert said(again) == ("champion already", 1)
+    assert len(ledger.entries()) == 1
+
+    worse_stays_a_candidate(tiny_pipeline)
     tolerant, _ = tiny_pipeline(config(2, promotion={"problems": 8, "margin": 1.0}))
     assert said(tolerant) == ("promoted", 2)
     better, events = tiny_pipeline(config(6))
@@ -79,26 +110,8 @@ def test_better_equal_and_worse_candidates(tiny_pipeline, migrated, ledger):
         "champion": state.champion.bundle_sha256,
         "previous": state.previous.bundle_sha256,
     }
-    alerts = [json.loads(line) for line in Path("runs/alerts.jsonl").read_text().splitlines()]
-    titles = [a["title"] for a in alerts if a.get("event") == "promotion"]
-    assert titles == [
-        "rl-pipeline: calculator v1 is the champion",
-        "rl-pipeline: calculator v2 stays a candidate",
-        "rl-pipeline: calculator v2 is the champion",
-        "rl-pipeline: calculator v3 is the champion",
-    ]
-    shown = transcripts_of(Path("runs/latest"))
-    _check_transcripts_are_shown_as_text(shown)
-    assert {side["name"] for pair in shown for side in pair["sides"]} == {"Champion", "Candidate"}
-    assert {pair["kind"] for pair in shown} >= {"the candidate fixed it", "right both times"}
-
-    rollback(Path("runs"), reason="wrong units")
-    comes_again, _ = tiny_pipeline(config(6))
-    assert said(comes_again) == ("candidate", 3)
-    assert "only a person promotes it again" in comes_again["promotion"]["reason"]
-    assert ledger.champion().version == 2
-    # the run's start has moved what the rollback, made without MLflow, left behind
-    assert registry(comes_again) == {"champion": ledger.champion().bundle_sha256}
+    told_and_shown()
+    withdrawn_is_not_promoted_again(tiny_pipeline, ledger)
 
     ledger.path.write_bytes(ledger.path.read_bytes().replace(b"wrong units", b"Wrong units"))
     store = sorted(Path("runs/store").rglob("*"))

@@ -28,6 +28,42 @@ def runs(tmp_path, monkeypatch):
     return build(tmp_path)
 
 
+def fill_data(path):
+    write_jsonl(path / "train.jsonl", [{"id": "row-1", "prompt": HOSTILE, "band": "easy"}])
+    write_jsonl(
+        path / "quarantine.jsonl",
+        [{"row_id": "row-9", "reason": "leak: held-out", "row": {"prompt": "9"}}],
+    )
+    write_jsonl(path / "demonstrations.jsonl", [{"id": "row-1-0", "row_id": "row-1"}] * 3)
+
+
+def fill_rl(path):
+    steps = [{"step": s, "row_ids": ["row-1"] if s % 2 else ["row-2"]} for s in range(1, 5)]
+    write_jsonl(path / "trained_rows.jsonl", steps)
+
+
+def fill_quantize(path):
+    (path / "Q8_0.gguf").write_bytes(b"gguf")
+
+
+def promote(root, records):
+    """One run that left `records`, and its bundle as the champion on one device."""
+    run = root / "runs" / "20260101-000000-micro-abcd"
+    write_json(run / "records.json", {n: r.model_dump(mode="json") for n, r in records.items()})
+    bundle = records["package"]
+    ledger = PromotionLedger(root / "runs", "micro")
+    release = Release(
+        model="micro",
+        profile="micro",
+        run_id=run.name,
+        bundle_sha256=bundle.sha256,
+        bundle=f"{bundle.uri}/bundle",
+        records=records,
+    )
+    ledger.append("promote", release, reason="first")
+    write_json(root / "runs" / "devices" / "jetson-1.json", {"release": bundle.sha256, "time": 0})
+
+
 def build(root):
     store = root / "runs" / "store"
     source = root / "prompts.jsonl"
@@ -44,21 +80,6 @@ def build(root):
         folder.finish(record, wall_s=1.0)
         records[name] = record
 
-    def data(path):
-        write_jsonl(path / "train.jsonl", [{"id": "row-1", "prompt": HOSTILE, "band": "easy"}])
-        write_jsonl(
-            path / "quarantine.jsonl",
-            [{"row_id": "row-9", "reason": "leak: held-out", "row": {"prompt": "9"}}],
-        )
-        write_jsonl(path / "demonstrations.jsonl", [{"id": "row-1-0", "row_id": "row-1"}] * 3)
-
-    def rl(path):
-        steps = [{"step": s, "row_ids": ["row-1"] if s % 2 else ["row-2"]} for s in range(1, 5)]
-        write_jsonl(path / "trained_rows.jsonl", steps)
-
-    def quantize(path):
-        (path / "Q8_0.gguf").write_bytes(b"gguf")
-
     def package(path):
         entry = {"sha256": hash_file(store / "quantize" / ("c" * 16) / "Q8_0.gguf")}
         manifest = {
@@ -74,28 +95,15 @@ def build(root):
         "dataset",
         "a",
         (),
-        data,
+        fill_data,
         {"data.source.train": str(source), "data.source.type": "file"},
         {"data.source.train": hash_file(source)},
         {"train_rows": 1},
     )
-    stage("rl", "model", "b", ("data",), rl)
-    stage("quantize", "quantisations", "c", ("data", "rl"), quantize)
+    stage("rl", "model", "b", ("data",), fill_rl)
+    stage("quantize", "quantisations", "c", ("data", "rl"), fill_quantize)
     stage("package", "bundle", "d", ("quantize", "rl"), package, meta={"archive_sha256": "9" * 64})
-    run = root / "runs" / "20260101-000000-micro-abcd"
-    write_json(run / "records.json", {n: r.model_dump(mode="json") for n, r in records.items()})
-    bundle = records["package"]
-    ledger = PromotionLedger(root / "runs", "micro")
-    release = Release(
-        model="micro",
-        profile="micro",
-        run_id=run.name,
-        bundle_sha256=bundle.sha256,
-        bundle=f"{bundle.uri}/bundle",
-        records=records,
-    )
-    ledger.append("promote", release, reason="first")
-    write_json(root / "runs" / "devices" / "jetson-1.json", {"release": bundle.sha256, "time": 0})
+    promote(root, records)
     return root / "runs"
 
 
