@@ -1,6 +1,11 @@
 """The base of every config class: frozen, strict about names, finite numbers only."""
 
-from pydantic import BaseModel, ConfigDict
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Seed = Annotated[int, Field(ge=0, lt=2**63)]
+"""What every random generator here takes."""
 
 
 class Config(BaseModel):

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from configs.schema.base import Config
+from configs.schema.base import Config, Seed
 
 
 class CalculatorSource(Config):
@@ -82,7 +82,7 @@ class DataConfig(Config):
     """Data prep: source, seed of the split, gate."""
 
     source: Source = CalculatorSource()
-    seed: int = 0
+    seed: Seed = 0
     rl_bands: tuple[str, ...] = ()
     """Bands RL draws its prompts from; empty means all of them."""
     gate: DataGate = DataGate()

@@ -2,7 +2,7 @@
 
 from pydantic import Field
 
-from configs.schema.base import Config
+from configs.schema.base import Config, Seed
 
 
 class EvaluationSampling(Config):
@@ -15,7 +15,7 @@ class EvaluationSampling(Config):
     max_turns: int = Field(2, ge=1)
     samples: int = Field(4, ge=1)
     """Samples per problem; stability is the share of problems answered the same way by all."""
-    seed: int = 1234
+    seed: Seed = 1234
 
 
 class PromotionGate(Config):

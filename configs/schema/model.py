@@ -30,6 +30,12 @@ class ScratchModel(Config):
                 f"model.heads={self.heads} must divide model.hidden_size={self.hidden_size} and "
                 f"be a multiple of model.kv_heads={self.kv_heads}"
             )
+        if self.hidden_size // self.heads % 2:
+            raise ValueError(
+                f"model.hidden_size={self.hidden_size} / model.heads={self.heads} leaves an odd "
+                f"head size of {self.hidden_size // self.heads}; rotary positions turn pairs: use "
+                "an even one"
+            )
         return self
 
 

@@ -2,7 +2,7 @@
 
 from pydantic import Field, model_validator
 
-from configs.schema.base import Config
+from configs.schema.base import Config, Seed
 from configs.schema.data import DataConfig
 from configs.schema.deploy import DeployConfig
 from configs.schema.evaluation import EvaluationConfig
@@ -34,7 +34,7 @@ class Requirements(Config):
 class PipelineConfig(Config):
     """One run, prompts to bundle."""
 
-    seed: int = 0
+    seed: Seed = 0
     """Seed of the run; loading hands it to `data.seed`, `sft.seed` and `rl.seed` unless set."""
     profile: str = Field("calculator", pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")
     system_prompt: str | None = None

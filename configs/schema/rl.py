@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from configs.schema.base import Config
+from configs.schema.base import Config, Seed
 from configs.schema.rl_credit import Credit, GrpoCredit
 from configs.schema.rl_engines import Engine, TransformersEngineConfig, VllmEngineConfig
 from configs.schema.rl_losses import Loss, PpoClip, WeightAlarmConfig, takes_several_steps
@@ -26,6 +26,16 @@ class AdaptiveKl(Config):
     min_coefficient: float = Field(1e-5, gt=0)
     max_coefficient: float = Field(1.0, gt=0)
 
+    @model_validator(mode="after")
+    def _coefficient_has_room(self) -> "AdaptiveKl":
+        if self.min_coefficient > self.max_coefficient:
+            raise ValueError(
+                f"rl.kl.adaptive.min_coefficient={self.min_coefficient} is above "
+                f"rl.kl.adaptive.max_coefficient={self.max_coefficient}; lower the first or raise "
+                "the second"
+            )
+        return self
+
 
 class KlConfig(Config):
     """KL to the SFT snapshot: k2 as a loss times sg(π_θ/μ), or k1 taken off the reward."""
@@ -46,6 +56,10 @@ class Anneal(Config):
     over_steps: int = Field(100, ge=1)
 
 
+LOWEST_TEMPERATURE = 0.01
+"""Below it one token takes all the probability there is, and the others' logprobs overflow."""
+
+
 class RolloutSampling(Config):
     """How training samples are drawn; evaluation has a block of its own."""
 
@@ -56,8 +70,13 @@ class RolloutSampling(Config):
 
     @model_validator(mode="after")
     def _temperature_positive(self) -> "RolloutSampling":
-        if min(self.temperature.start, self.temperature.end) <= 0:
-            raise ValueError("rl.sampling.temperature must stay above 0: μ is a tempered logprob")
+        temperature = self.temperature
+        if min(temperature.start, temperature.end) < LOWEST_TEMPERATURE:
+            raise ValueError(
+                f"rl.sampling.temperature={temperature.start}→{temperature.end} must stay at "
+                f"{LOWEST_TEMPERATURE} or above: μ is a tempered logprob, and logits divided by "
+                "less say nothing in float32"
+            )
         return self
 
 
@@ -111,6 +130,11 @@ class RewardConfig(Config):
 
     @model_validator(mode="after")
     def _process_small(self) -> "RewardConfig":
+        if min(self.format.start, self.format.end) < 0:
+            raise ValueError(
+                f"rl.reward.format={self.format.start}→{self.format.end} is below 0: a well-formed "
+                "answer would cost what a malformed one does not; use 0 or more"
+            )
         if max(self.format.start, self.format.end) > 0.1 * self.outcome:
             raise ValueError(
                 f"rl.reward.format={self.format.start}→{self.format.end} exceeds a tenth of "
@@ -201,7 +225,7 @@ class RLConfig(Config):
     """Whoever waits longer is logged, with the chain of whom it waits for."""
     stall_abort_s: float = Field(3000.0, gt=0)
     """Whoever waits longer ends the run, resumably; longer than any step or episode may take."""
-    seed: int = 0
+    seed: Seed = 0
 
     @property
     def in_turns(self) -> bool:
@@ -243,6 +267,16 @@ class RLConfig(Config):
             raise ValueError(
                 f"rl.group_size={self.group_size} with rl.credit.type={self.credit.type}: a group "
                 "of one has no baseline; use 2 or more, or rl.credit.type=turn_gae"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _filter_leaves_something(self) -> "RLConfig":
+        if self.filter == "zero_variance" and self.group_size < 2:
+            raise ValueError(
+                f"rl.filter=zero_variance with rl.group_size={self.group_size}: the reward of a "
+                "group of one is like itself, so every group would be thrown away; use "
+                "rl.filter=none or a rl.group_size of 2 or more"
             )
         return self
 

@@ -1,10 +1,15 @@
 """Where generator and learner run."""
 
+import re
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
 from configs.schema.base import Config
+
+_HOST = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*|\[[0-9A-Fa-f:.]+\]")
+"""A name, an address, or one of IPv6 in brackets."""
+_PORT = re.compile(r"[0-9]{1,5}")
 
 
 class InlineRuntime(Config):
@@ -56,8 +61,8 @@ class RayRuntime(Config):
     def _address_is_of_a_cluster(self) -> "RayRuntime":
         if self.address in (None, "auto"):
             return self
-        host, colon, port = str(self.address).rpartition(":")
-        if not (host and colon and port.isdecimal() and 0 < int(port) < 65536) or "/" in host:
+        host, _, port = str(self.address).rpartition(":")
+        if not (_HOST.fullmatch(host) and _PORT.fullmatch(port) and 0 < int(port) < 65536):
             raise ValueError(
                 f"rl.runtime.address={self.address} is neither HOST:PORT nor auto; write what "
                 "`ray start --head` printed, such as 10.0.0.1:6379 (a ray:// client cannot run "

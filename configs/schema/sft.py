@@ -2,7 +2,7 @@
 
 from pydantic import Field
 
-from configs.schema.base import Config
+from configs.schema.base import Config, Seed
 from configs.schema.training import DeepSpeedSettings, FullWeights, Optimiser, Trainable
 
 
@@ -15,4 +15,4 @@ class SFTConfig(Config):
     trainable: Trainable = FullWeights()
     optimiser: Optimiser = Optimiser(lr=1e-3, decay="linear", warmup_steps=20)
     deepspeed: DeepSpeedSettings = DeepSpeedSettings()
-    seed: int = 0
+    seed: Seed = 0

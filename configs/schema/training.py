@@ -2,7 +2,7 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from configs.schema.base import Config
 
@@ -38,6 +38,16 @@ class Optimiser(Config):
     """`linear` falls to a tenth of `lr` at the last step."""
     max_skipped_in_a_row: int = Field(3, ge=1)
     """Consecutive non-finite steps that abort the run."""
+
+    @field_validator("betas")
+    @classmethod
+    def _betas_decay(cls, betas: tuple[float, float]) -> tuple[float, float]:
+        if not all(0 <= beta < 1 for beta in betas):
+            raise ValueError(
+                f"betas={list(betas)}: AdamW's two decays must each be at least 0 and below 1; "
+                "0.9 and 0.95 are usual"
+            )
+        return betas
 
 
 class PolicyOptimiser(Optimiser):

@@ -25,6 +25,14 @@ def test_addresses_of_a_cluster(address):
         "",
         "a:b",
         "a:-1",
+        "a b:6379",
+        "head:6379 ",
+        " head:6379",
+        "head:６３７９",
+        "::1:6379",
+        "[::1:6379",
+        "[head]:6379",
+        "head/x:1",
     ],
 )
 def test_what_is_no_address_names_the_key_and_a_way_out(address):
