@@ -206,3 +206,46 @@ def test_padding_on_gsm8k_lengths(setting):
         details={"layers": layers, "attention": attention, "bucketed": bucketed},
     )
     assert layers == 0.0 and attention <= 0.05
+
+
+@pytest.mark.figure("shared_prompts_over_each_alone")
+def test_prompts_of_a_group_computed_once(setting):
+    """GSM8K's lengths in groups of eight; against the same samples with a prompt each."""
+    torch.set_num_threads(1)
+    config, snapshot, rows, _ = setting
+    learner = Learner(config, *snapshot, rows, threads=1)
+    lengths = json.loads(LENGTHS.read_text())
+    alike, unlike = (_gsm8k_groups(lengths, 64, config.rl.group_size, s) for s in (True, False))
+    tokens = sum(len(r.rollout.token_ids) for g in alike for r in g.rollouts)
+    prompts = sum(lengths[g][0] for g in range(len(alike)))
+    computed = tokens - (config.rl.group_size - 1) * prompts
+    shared, alone = cpu_seconds(
+        [lambda: learner.train(alike, 1e-3), lambda: learner.train(unlike, 1e-3)], rounds=5
+    )
+    ratio = statistics.median(b / a for a, b in zip(shared, alone, strict=True))
+    record(
+        "shared_prompts_over_each_alone",
+        value=round(ratio, 3),
+        met=ratio > 1,
+        note=f"one thread, CPU time, 64 samples of GSM8K's lengths in groups of "
+        f"{config.rl.group_size}: layers compute {computed / tokens:.0%} of {tokens} tokens",
+        details={"shared_s": shared, "alone_s": alone, "computed_share": computed / tokens},
+    )
+    assert ratio > 1
+
+
+def _gsm8k_groups(lengths, samples: int, size: int, alike: bool) -> list[Group]:
+    """Random tokens in prompts and answers of these lengths; unlike = prompts begin unlike too."""
+    rng = random.Random(7)
+    groups = []
+    for number in range(samples // size):
+        prompt = [rng.randrange(3, 500) for _ in range(lengths[number][0])]
+        scored = []
+        for member in range(size):
+            answer = [rng.randrange(3, 500) for _ in range(lengths[number + 8 * member][1])]
+            first = prompt[0] if alike else 3 + number * size + member
+            ids = [first, *prompt[1:], *answer]
+            mask = [False] * len(prompt) + [True] * len(answer)
+            scored.append(_scored(f"{number}.{member}", str(number), ids, mask, float(member % 2)))
+        groups.append(Group(str(number), "row", tuple(scored)))
+    return groups

@@ -131,6 +131,13 @@ FIGURES: tuple[Figure, ...] = (
         "reported; doctor advises synchronous under 1.05",
     ),
     Figure(
+        "forecast_over_measured",
+        "bench",
+        "ratio of samples/s",
+        "the settings as they run: η 0 to 4, N 1 and 3, with and without slow tools; one probe",
+        "each within 25 %, and the faster of synchronous and asynchronous foreseen",
+    ),
+    Figure(
         "trl_multi_turn_time_to_accuracy",
         "bench",
         "ratio of time",
@@ -164,6 +171,13 @@ FIGURES: tuple[Figure, ...] = (
         "share",
         "computed tokens on GSM8K lengths",
         "<= 0.05",
+    ),
+    Figure(
+        "shared_prompts_over_each_alone",
+        "bench",
+        "ratio of time",
+        "the same samples, prompts of a group made unlike, GSM8K lengths, groups of eight",
+        "> 1",
     ),
     Figure(
         "vllm_over_transformers",
