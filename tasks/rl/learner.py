@@ -1,7 +1,6 @@
 """The learner: optimiser steps on a batch, the reference inside it, and its own state on disk."""
 
 import copy
-import math
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -42,7 +41,7 @@ from tasks.rl.batch import (
 from tasks.rl.controllers import loss_at
 from tasks.rl.errors import CheckpointMismatchError, ReferenceMismatchError
 from tasks.rl.kl import kl_loss
-from tasks.rl.learner_metrics import StepReport, Update, batch_metrics, ess_share, over_ranks
+from tasks.rl.learner_metrics import StepReport, Update, batch_metrics, over_ranks, rate_scale
 from tasks.rl.learner_prepass import prepass
 from tasks.rl.losses import (
     StepVersions,
@@ -225,8 +224,7 @@ class Learner:
                 for (_, batch), scores in zip(share, proximal, strict=True)
             ]
         )
-        if self._config.optimiser.scale_by_ess:
-            lr_scale *= math.sqrt(ess_share(sums))
+        lr_scale *= rate_scale(sums, by_ess=self._config.optimiser.scale_by_ess)
         return Update(samples, sums, self._engine.step(lr_scale))
 
     def _denominators(self, batches: Sequence[TrainBatch]) -> tuple[float, float]:

@@ -53,10 +53,24 @@ def over_ranks(parts: Sequence[Mapping[str, torch.Tensor]]) -> dict[str, torch.T
     return merge_metrics([dict(zip(names, row, strict=True)) for row in everyone])
 
 
-def ess_share(sums: Mapping[str, torch.Tensor]) -> float:
-    """ESS share of the raw sequence weights; 1 where it is not known, as in a step with NaN."""
-    share = summarise(sums).get("ess_share", 1.0)
-    return share if math.isfinite(share) else 1.0
+def trains(sums: Mapping[str, torch.Tensor]) -> bool:
+    """Whether a step has a token or a value to learn from; without, its gradient is exactly 0."""
+    return any(
+        bool(sums[name]) for name in ("action_tokens_sum", "value_targets_sum") if name in sums
+    )
+
+
+def rate_scale(sums: Mapping[str, torch.Tensor], *, by_ess: bool) -> float:
+    """What a step's learning rate is multiplied by.
+
+    0 where there is nothing to train on: momentum alone must not move the weights. Else, if asked,
+    the root of the ESS share of the raw sequence weights (arXiv 2602.17616 for Adam); 1 where it is
+    not known, as in a step with NaN.
+    """
+    if not trains(sums):
+        return 0.0
+    share = summarise(sums).get("ess_share", 1.0) if by_ess else 1.0
+    return math.sqrt(share) if math.isfinite(share) else 1.0
 
 
 def batch_metrics(updates: Sequence[Update], samples: Sequence[Sample]) -> dict[str, float]:
@@ -70,6 +84,7 @@ def batch_metrics(updates: Sequence[Update], samples: Sequence[Sample]) -> dict[
     metrics["grad_norm"] = max(norms) if all(map(math.isfinite, norms)) else math.nan
     metrics["lr"] = updates[-1].stats.lr
     metrics["updates"] = float(len(updates))
+    metrics["empty_updates"] = float(sum(not trains(update.sums) for update in updates))
     return metrics | _sample_metrics(samples)
 
 

@@ -285,3 +285,37 @@ def test_a_state_that_does_not_fit_is_named_by_its_file_or_tensor(
         said = f"{name} .*shape"
     with pytest.raises(WeightsMismatchError, match=said):
         learner.load(tmp_path, 1)
+
+
+def silent(scored):
+    """The sample as if the policy had found no room to say a token."""
+    start = next(i for i, action in enumerate(scored.rollout.action_mask) if action)
+    cut = {
+        name: getattr(scored.rollout, name)[:start]
+        for name in ("token_ids", "action_mask", "sampler_logprobs")
+    }
+    turn = replace(scored.rollout.turns[0], start=start, end=start)
+    return replace(
+        scored, rollout=replace(scored.rollout, **cut, turns=(turn,)), turn_rewards=(scored.reward,)
+    )
+
+
+@pytest.mark.parametrize("aggregation", ["token_mean", "sequence_mean", "constant"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a03_a_step_with_nothing_to_train_on_is_counted_and_moves_nothing(
+    learner_of, groups, aggregation, dtype
+):
+    learner = learner_of(
+        loss={"type": "ppo_clip", "aggregation": aggregation},
+        deepspeed={"dtype": dtype, "zero_stage": 1},
+        optimiser={"lr": 1e-2, "warmup_steps": 0, "weight_decay": 0.1},
+    )
+    assert learner.train(groups, 0.1).metrics["empty_updates"] == 0  # there is momentum now
+    before = weights(learner)
+    empty = [replace(g, rollouts=tuple(map(silent, g.rollouts))) for g in groups]
+    report = learner.train(empty, 0.1)
+    assert report.metrics["empty_updates"] == 1 and report.metrics["lr"] == 0
+    assert weights(learner) == before and report.effective_samples == 0
+    assert learner.learner_version == report.learner_version == 2  # the run goes on to its end
+    learner.train(groups, 0.1)
+    assert weights(learner) != before
