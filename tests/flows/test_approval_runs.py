@@ -67,13 +67,8 @@ def summary_of(world, entry):
     return json.loads(Path(path).read_bytes())
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(1200)
-def test_a_suspended_run_is_approved_rejected_answered_in_the_page_or_expires(world):
-    world, deployment = world
-    ledger = PromotionLedger(world.runs, "calculator")
-
-    # 1. approved on the command line, while the process of the run is long gone
+def approved_on_the_command_line(world, deployment, ledger):
+    """Approved there while the process of the run is long gone."""
     first = start(world, deployment, 4)
     (waiting,) = ledger.entries()
     assert waiting.evidence["flow_run_id"] == str(first)
@@ -96,7 +91,9 @@ def test_a_suspended_run_is_approved_rejected_answered_in_the_page_or_expires(wo
     assert summary["promotion"]["sequence"] == 2
     assert {p.name for p in world.runs.iterdir()} == runs_before  # nothing was run again
 
-    # 2. approved in Prefect's page
+
+def approved_in_the_page(world, deployment, ledger):
+    """Approved in Prefect's page."""
     second = start(world, deployment, 6)
     gone(world, second)
     with world.client() as client:
@@ -107,7 +104,9 @@ def test_a_suspended_run_is_approved_rejected_answered_in_the_page_or_expires(wo
     assert answered.actor.endswith("(Prefect)")
     assert ledger.champion().version == 2
 
-    # 3. resumed without a word is no approval
+
+def resumed_without_a_word(world, deployment, ledger):
+    """No approval."""
     third = start(world, deployment, 7)
     gone(world, third)
     with world.client() as client:
@@ -118,7 +117,9 @@ def test_a_suspended_run_is_approved_rejected_answered_in_the_page_or_expires(wo
     assert summary_of(world, rejected)["promotion"]["outcome"] == "candidate"
     assert ledger.champion().version == 2
 
-    # 4. nobody answers in time
+
+def answered_by_nobody_in_time(world, deployment, ledger):
+    """Too late is no approval either."""
     fourth = start(world, deployment, 8, **{"promotion.approval_timeout_s": 4.0})
     assert world.ended(fourth).state.type.value == "FAILED"
     expired = ledger.entries()[-1]
@@ -128,6 +129,17 @@ def test_a_suspended_run_is_approved_rejected_answered_in_the_page_or_expires(wo
     assert late.returncode == 2
     assert "the time to approve calculator:4 ended" in late.stderr
     assert ledger.champion().version == 2
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_a_suspended_run_is_approved_rejected_answered_in_the_page_or_expires(world):
+    world, deployment = world
+    ledger = PromotionLedger(world.runs, "calculator")
+    approved_on_the_command_line(world, deployment, ledger)
+    approved_in_the_page(world, deployment, ledger)
+    resumed_without_a_word(world, deployment, ledger)
+    answered_by_nobody_in_time(world, deployment, ledger)
     assert ledger.verify() == 7
     _check_artifact(world)
 
