@@ -25,7 +25,7 @@ from tasks.rl.planner import Candidate, Plan, Report, predict
 from tasks.rl.planner import plan as compare
 from tasks.rl.simulated_work import synchronous
 
-PROBE_STEPS = 6
+PROBE_STEPS = 12
 PROBE_SUFFIX = "-probe"
 """A probe is a run of a profile of its own, so that it is never taken for a result."""
 
@@ -144,15 +144,20 @@ def looked_at(candidate: Candidate, config: PipelineConfig, startup_s: float) ->
 def probe(config: PipelineConfig, runs: Path, on_event: Listener) -> None:
     """Run RL for a few steps, data and snapshot reused where they are there, and keep its figures.
 
-    Tools are left as fast as they are: waiting for slow ones would hide how fast it decodes.
-
     Raises:
         StageFailedError: a stage ended without a result.
     """
     from flows.launch import run_pipeline
 
+    run_pipeline(probing(config), stop_after="rl", on_event=on_event, runs_dir=runs)
+
+
+def probing(config: PipelineConfig) -> PipelineConfig:
+    """A config's probe: a few steps, with a publish each.
+
+    Tools are left as fast as they are: waiting for slow ones would hide how fast it decodes.
+    """
     tools = config.rl.tools.model_copy(update={"simulated_latency": None})
     once = PublishSchedule(start=1, end=1, over_steps=1)
     rl = config.rl.model_copy(update={"steps": PROBE_STEPS, "tools": tools, "publish": once})
-    short = config.model_copy(update={"profile": config.profile + PROBE_SUFFIX, "rl": rl})
-    run_pipeline(short, stop_after="rl", on_event=on_event, runs_dir=runs)
+    return config.model_copy(update={"profile": config.profile + PROBE_SUFFIX, "rl": rl})

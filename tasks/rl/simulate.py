@@ -35,10 +35,10 @@ class _Play:
     """Samples that hand in their groups together: one group, or in lockstep all there are."""
 
     worker: int
-    step: int
-    """Of the policy that began it."""
-    groups: int
     in_lockstep: bool
+    oldest_step: int | None = None
+    """Of the policy that sampled its first token."""
+    newest_step: int = 0
     samples_left: dict[int, int] = field(default_factory=dict)
     """By group."""
     turns_out: int = 0
@@ -77,13 +77,15 @@ class ModelledLoop:
         self._one_device = one_device
         self._rng = random.Random(seed)
         self._clock = Clock()
-        self._engines = [engine(self._clock, times.decode, self._turn_over) for _ in range(workers)]
+        self._engines = [engine(self._clock, times.decode, self) for _ in range(workers)]
         self._tools = Tools(self._clock, work.tool_latency, work.tool_concurrency, self._rng)
         self._buffer = RolloutBuffer(work.capacity_batches * work.batch_size, work.order)
         self._interval = PublishInterval(work.publish)
         self._version = self._published = 0
-        self._engine_step = [0] * workers
+        self._loaded_step = [0] * workers
+        self._proven_step = [0] * workers
         self._proving = [False] * workers
+        self._unproven: list[tuple[_Play, list[int]]] = []
         self._load = [0] * workers
         self._running = self._in_training = 0
         self._learner_busy = self._training = False
@@ -152,10 +154,14 @@ class ModelledLoop:
     def _produce(self, worker: int) -> None:
         if self._proving[worker] or (self._one_device and self._learner_busy):
             return
-        if self._published > self._engine_step[worker]:
+        if self._published > self._proven_step[worker]:
             self._proving[worker] = True
             step = self._published
-            self._engines[worker].prove(self._times.prove_s, lambda: self._proven(worker, step))
+            self._engines[worker].prove(
+                self._times.prove_s,
+                lambda: self._loaded(worker, step),
+                lambda: self._proven(worker, step),
+            )
             return
         work = self._work
         if self._lockstep and self._load[worker]:
@@ -167,13 +173,19 @@ class ModelledLoop:
         for count in [min(groups, at_once)] if self._lockstep and groups else [1] * groups:
             self._start(worker, count)
 
+    def _loaded(self, worker: int, step: int) -> None:
+        self._loaded_step[worker] = step
+
     def _proven(self, worker: int, step: int) -> None:
         self._proving[worker] = False
-        self._engine_step[worker] = step
+        self._proven_step[worker] = step
         self._changed = True
+        waiting, self._unproven = self._unproven, []
+        for play, groups in waiting:
+            self._harvest(play, groups)
 
     def _free(self, worker: int) -> int:
-        lag = self._version - self._engine_step[worker]
+        lag = self._version - self._proven_step[worker]
         waiting = self._buffer.samples + self._in_training
         work = self._work
         updates = work.updates_per_batch
@@ -181,11 +193,11 @@ class ModelledLoop:
             work.staleness_limit, lag, work.batch_size, self._running, waiting, updates
         )
         needed = -(-(work.steps - self._version) // updates) * work.batch_size
-        room = self._buffer.room(self._engine_step[worker], self._running)
+        room = self._buffer.room(self._proven_step[worker], self._running)
         return min(allowed, room, needed - self._running - waiting)
 
     def _start(self, worker: int, groups: int) -> None:
-        play = _Play(worker, self._engine_step[worker], groups, self._lockstep)
+        play = _Play(worker, self._lockstep)
         samples = []
         for _ in range(groups):
             self._groups += 1
@@ -208,7 +220,16 @@ class ModelledLoop:
         turns = [(self._work.tokens.draw(self._rng), sample) for sample in samples]
         self._engines[play.worker].submit(turns)
 
-    def _turn_over(self, sample: _Sample) -> None:
+    def turn_begins(self, what: _Sample) -> None:
+        """An engine samples its first token, from the weights it holds by now."""
+        play = what.play
+        play.newest_step = self._loaded_step[play.worker]
+        if play.oldest_step is None:
+            play.oldest_step = play.newest_step
+
+    def turn_over(self, what: _Sample) -> None:
+        """An engine has sampled a turn: a tool is called, or the sample is done."""
+        sample = what
         sample.turns_left -= 1
         if sample.turns_left:
             self._tools.call(lambda: self._answered(sample))
@@ -242,6 +263,11 @@ class ModelledLoop:
         self._after(seconds, lambda: self._harvest(play, groups))
 
     def _harvest(self, play: _Play, groups: list[int]) -> None:
+        """Hand groups in, once the weights that sampled them are proven."""
+        if play.newest_step > self._proven_step[play.worker]:
+            self._unproven.append((play, groups))
+            return
+        assert play.oldest_step is not None  # every turn of it has begun
         self._changed = True
         for number in groups:
             self._running -= self._work.group_size
@@ -249,7 +275,7 @@ class ModelledLoop:
             if self._rng.random() < self._work.filter_share:
                 self._filtered += self._work.group_size
             else:
-                made = _group(number, play.step, self._work.group_size)
+                made = _group(number, play.oldest_step, self._work.group_size)
                 self._dropped += sum(len(g.rollouts) for g in self._buffer.put(made))
 
     # -- training -------------------------------------------------------------------------------
@@ -260,7 +286,7 @@ class ModelledLoop:
         if self._one_device and (self._running or any(self._proving)):
             return
         work = self._work
-        newest = max(self._engine_step)
+        newest = max(self._proven_step)
         fresh = self._buffer.fresh_share(work.batch_size, newest) >= work.fresh_share_floor
         if self._running and not fresh:
             return

@@ -2,9 +2,9 @@
 
 Two ways to decode. *Continuous* (vLLM): every sequence takes a token each step, a step takes
 `step_s + per_sequence_s · n` with n sequences, and a sequence leaves when it is done. *Batched*
-(transformers): whatever waits is sampled as one batch; it ends with its longest sequence and takes
-`step_s` for each token of that one and `per_sequence_s` for every token of all. New weights are
-loaded, and then proven, between its batches.
+(transformers): whatever waits is sampled as one batch, in parts where not all fit, and ends as one;
+a part takes `step_s` for each token of its longest sequence and `per_sequence_s` for every token of
+all. New weights are loaded, and then proven, between its batches.
 """
 
 import heapq
@@ -87,15 +87,27 @@ class Clock:
         return when, then
 
 
-class SimulatedEngine(Protocol):
-    """Decodes what it is given and calls `done` for every turn."""
+class Told(Protocol):
+    """Who is told what becomes of a turn."""
 
-    def submit(self, turns: Sequence[tuple[int, Any]]) -> None:
-        """Queue turns, each its tokens and what `done` is called with."""
+    def turn_begins(self, what: Any) -> None:
+        """Its first token is being sampled."""
         ...
 
-    def prove(self, seconds: float, then: Callable[[], None]) -> None:
-        """Load and prove new weights, which takes so long where nothing else is to do."""
+    def turn_over(self, what: Any) -> None:
+        """It is sampled."""
+        ...
+
+
+class SimulatedEngine(Protocol):
+    """Decodes what it is given and tells of every turn."""
+
+    def submit(self, turns: Sequence[tuple[int, Any]]) -> None:
+        """Queue turns, each its tokens and by what name to tell of it."""
+        ...
+
+    def prove(self, seconds: float, loaded: Callable[[], None], proven: Callable[[], None]) -> None:
+        """Load new weights and prove them, half of the seconds each where nothing else is to do."""
         ...
 
     def kick(self) -> None:
@@ -106,8 +118,8 @@ class SimulatedEngine(Protocol):
 class ContinuousEngine:
     """Equal shares: V counts tokens per sequence, and a turn of k tokens ends at its V + k."""
 
-    def __init__(self, clock: Clock, speed: DecodeSpeed, done: Callable[[Any], None]) -> None:
-        self._clock, self._speed, self._done = clock, speed, done
+    def __init__(self, clock: Clock, speed: DecodeSpeed, told: Told) -> None:
+        self._clock, self._speed, self._told = clock, speed, told
         self._active: list[tuple[float, int, Any]] = []
         self._waiting: deque[tuple[int, Any]] = deque()
         self._tokens = 0.0
@@ -119,9 +131,10 @@ class ContinuousEngine:
         """Queue turns."""
         self._waiting.extend(turns)
 
-    def prove(self, seconds: float, then: Callable[[], None]) -> None:
+    def prove(self, seconds: float, loaded: Callable[[], None], proven: Callable[[], None]) -> None:
         """Beside the sequences that are being decoded."""
-        self._clock.at(self._clock.now + seconds, then)
+        self._clock.at(self._clock.now + seconds / 2, loaded)
+        self._clock.at(self._clock.now + seconds, proven)
 
     def kick(self) -> None:
         """Let waiting turns in where there is room."""
@@ -142,6 +155,7 @@ class ContinuousEngine:
         while self._waiting and len(self._active) < self._speed.max_sequences:
             tokens, what = self._waiting.popleft()
             self._serial += 1
+            self._told.turn_begins(what)
             heapq.heappush(self._active, (self._tokens + tokens, self._serial, what))
 
     def _set_alarm(self) -> None:
@@ -163,7 +177,7 @@ class ContinuousEngine:
         self._fill()
         self._set_alarm()
         for what in ended:
-            self._done(what)
+            self._told.turn_over(what)
 
 
 class BatchedEngine:
@@ -173,9 +187,9 @@ class BatchedEngine:
     first is done goes before the second.
     """
 
-    def __init__(self, clock: Clock, speed: DecodeSpeed, done: Callable[[Any], None]) -> None:
-        self._clock, self._speed, self._done = clock, speed, done
-        self._waiting: deque[tuple[int, Any]] = deque()
+    def __init__(self, clock: Clock, speed: DecodeSpeed, told: Told) -> None:
+        self._clock, self._speed, self._told = clock, speed, told
+        self._waiting: list[tuple[int, Any]] = []
         self._errands: deque[tuple[float, Callable[[], None]]] = deque()
         self._busy = self._batch_is_next = False
 
@@ -183,10 +197,14 @@ class BatchedEngine:
         """Queue turns."""
         self._waiting.extend(turns)
 
-    def prove(self, seconds: float, then: Callable[[], None]) -> None:
+    def prove(self, seconds: float, loaded: Callable[[], None], proven: Callable[[], None]) -> None:
         """Between two batches."""
-        half_s = seconds / 2
-        self._errands.append((half_s, lambda: self._errands.append((half_s, then))))
+
+        def then() -> None:
+            loaded()
+            self._errands.append((seconds / 2, proven))
+
+        self._errands.append((seconds / 2, then))
 
     def kick(self) -> None:
         """Start an errand, or a batch of what waits, unless one runs."""
@@ -205,23 +223,25 @@ class BatchedEngine:
         then()
 
     def _start(self) -> None:
-        count = min(len(self._waiting), self._speed.max_sequences)
-        batch = [self._waiting.popleft() for _ in range(count)]
-        tokens = [n for n, _ in batch]
-        seconds = self._speed.step_s * max(tokens) + self._speed.per_sequence_s * sum(tokens)
+        batch, self._waiting = self._waiting, []
+        tokens, most = [n for n, _ in batch], self._speed.max_sequences
+        longest = sum(max(tokens[i : i + most]) for i in range(0, len(tokens), most))
+        seconds = self._speed.step_s * longest + self._speed.per_sequence_s * sum(tokens)
+        for _, what in batch:
+            self._told.turn_begins(what)
         self._busy = True
         self._clock.at(self._clock.now + seconds, lambda: self._end(batch))
 
     def _end(self, batch: Sequence[tuple[int, Any]]) -> None:
         self._busy = False
         for _, what in batch:
-            self._done(what)
+            self._told.turn_over(what)
 
 
-def engine(clock: Clock, speed: DecodeSpeed, done: Callable[[Any], None]) -> SimulatedEngine:
+def engine(clock: Clock, speed: DecodeSpeed, told: Told) -> SimulatedEngine:
     """The engine a speed describes."""
     kind = ContinuousEngine if speed.continuous else BatchedEngine
-    return kind(clock, speed, done)
+    return kind(clock, speed, told)
 
 
 class Tools:
