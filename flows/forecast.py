@@ -14,13 +14,12 @@ from tasks.events import Listener
 from tasks.models.shapes import shape_of
 from tasks.rl.figures import (
     Figures,
-    NoFiguresError,
     assumed_figures,
     clip_of,
-    figures_of_run,
     layout_of,
     work_of,
 )
+from tasks.rl.figures_of_runs import UNHINDERED, NoFiguresError, figures_of_run
 from tasks.rl.planner import Candidate, Plan, Report, predict
 from tasks.rl.planner import plan as compare
 from tasks.rl.simulated_work import synchronous
@@ -28,6 +27,8 @@ from tasks.rl.simulated_work import synchronous
 PROBE_STEPS = 12
 PROBE_SUFFIX = "-probe"
 """A probe is a run of a profile of its own, so that it is never taken for a result."""
+ALONE_SUFFIX = "-in-turns"
+"""A probe's second half, in which the sides never work at once."""
 
 
 @dataclass(frozen=True)
@@ -42,20 +43,40 @@ class Outlook:
     usd_per_effective: float
 
 
-def figures_for(config: PipelineConfig, runs: Path) -> Figures:
+def figures_for(config: PipelineConfig, runs: Path, *, probed: bool = False) -> Figures:
     """Figures for a config: of its profile's newest run, else of its probe, else assumed.
 
     The settings are those of `config`; what was measured are the times, lengths and filters.
 
+    Args:
+        probed: the probe goes first.
+
     Raises:
         UnknownShapeError: nothing was measured, and the model's shape is unknown.
     """
-    for profile in (config.profile, config.profile + PROBE_SUFFIX):
-        folder = newest_run(runs, profile)
-        found = measured(folder) if folder is not None else None
-        if found is not None:
-            return for_settings(found, config)
+    own, probe_of = config.profile, config.profile + PROBE_SUFFIX
+    for profile in (probe_of, own) if probed else (own, probe_of):
+        found = _newest(runs, profile)
+        if found is None:
+            continue
+        alone = _newest(runs, profile + ALONE_SUFFIX) if profile == probe_of else None
+        return for_settings(found if alone is None else paired(found, alone), config)
     return assumed_figures(config, shape_of(config.model))
+
+
+def _newest(runs: Path, profile: str) -> Figures | None:
+    folder = newest_run(runs, profile)
+    return measured(folder) if folder is not None else None
+
+
+def paired(beside: Figures, alone: Figures) -> Figures:
+    """Figures of a run whose sides worked at once, and of one in which they took turns.
+
+    Processes that share cores slow each other, and an engine that is asked sample by sample does
+    more than one that is given a batch.
+    """
+    left = tuple(sentence for sentence in beside.assumptions if sentence != UNHINDERED)
+    return replace(beside, times_in_turns=alone.times, assumptions=left)
 
 
 def measured(run_dir: Path) -> Figures | None:
@@ -103,12 +124,14 @@ def for_settings(figures: Figures, config: PipelineConfig) -> Figures:
     asked = work_of(config, seen.steps)
     tokens = replace(asked.tokens, mean=min(seen.tokens.mean, float(asked.tokens.longest)))
     work = replace(asked, turns_mean=seen.turns_mean, tokens=tokens, filter_share=seen.filter_share)
-    times = replace(
-        figures.times,
-        train_s=figures.times.train_s * asked.batch_size / seen.batch_size
-        * asked.updates_per_batch / seen.updates_per_batch,
-    )  # fmt: skip
-    return replace(figures, work=work, times=times)
+    larger = asked.batch_size / seen.batch_size * asked.updates_per_batch / seen.updates_per_batch
+    times, alone = figures.times, figures.times_in_turns
+    return replace(
+        figures,
+        work=work,
+        times=replace(times, train_s=times.train_s * larger),
+        times_in_turns=alone and replace(alone, train_s=alone.train_s * larger),
+    )
 
 
 def forecast(
@@ -144,20 +167,27 @@ def looked_at(candidate: Candidate, config: PipelineConfig, startup_s: float) ->
 def probe(config: PipelineConfig, runs: Path, on_event: Listener) -> None:
     """Run RL for a few steps, data and snapshot reused where they are there, and keep its figures.
 
+    Where generator and learner work at once they do so once more in turns.
+
     Raises:
         StageFailedError: a stage ended without a result.
     """
     from flows.launch import run_pipeline
 
-    run_pipeline(probing(config), stop_after="rl", on_event=on_event, runs_dir=runs)
+    for short in probings(config):
+        run_pipeline(short, stop_after="rl", on_event=on_event, runs_dir=runs)
 
 
-def probing(config: PipelineConfig) -> PipelineConfig:
-    """A config's probe: a few steps, with a publish each.
+def probings(config: PipelineConfig) -> list[PipelineConfig]:
+    """A config's probe: a few steps, with a publish each; as configured, and with η = 0.
 
     Tools are left as fast as they are: waiting for slow ones would hide how fast it decodes.
     """
     tools = config.rl.tools.model_copy(update={"simulated_latency": None})
     once = PublishSchedule(start=1, end=1, over_steps=1)
     rl = config.rl.model_copy(update={"steps": PROBE_STEPS, "tools": tools, "publish": once})
-    return config.model_copy(update={"profile": config.profile + PROBE_SUFFIX, "rl": rl})
+    short = config.model_copy(update={"profile": config.profile + PROBE_SUFFIX, "rl": rl})
+    if rl.in_turns:
+        return [short]
+    alone = rl.model_copy(update={"staleness_limit": 0})
+    return [short, short.model_copy(update={"profile": short.profile + ALONE_SUFFIX, "rl": alone})]

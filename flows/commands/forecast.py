@@ -32,7 +32,7 @@ def forecast(
     overrides: Overrides = None,
     config: Profile = DEFAULT_PROFILE,
     probe: Annotated[
-        bool, typer.Option("--probe", help="Measure first: a run of a few RL steps.")
+        bool, typer.Option("--probe", help="Measure first: a dozen RL steps, and again with η = 0.")
     ] = False,
     devices: Annotated[
         int | None,
@@ -59,7 +59,7 @@ def forecast(
     if probe:
         with RunView(out) as view:
             measure(loaded, runs, view)
-    figures = figures_for(loaded, runs)
+    figures = figures_for(loaded, runs, probed=probe)
     with out.status("modelling") as status:
         made = compare(
             loaded,

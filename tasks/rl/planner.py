@@ -89,17 +89,18 @@ class Plan:
         return self.asynchronous
 
 
-def train_s(figures: Figures, ranks: int) -> float:
+def train_s(measured_s: float, measured: Layout, ranks: int) -> float:
     """Seconds of a batch on another number of ranks than were measured."""
-    doublings = math.log2(ranks / figures.layout.ranks)
-    return figures.times.train_s / (2 * RANK_EFFICIENCY) ** doublings
+    doublings = math.log2(ranks / measured.ranks)
+    return measured_s / (2 * RANK_EFFICIENCY) ** doublings
 
 
 def predict(
     name: str, figures: Figures, work: Work, layout: Layout, clip: tuple[float, float]
 ) -> Candidate:
     """Model one layout and its settings."""
-    times = replace(figures.times, train_s=train_s(figures, layout.ranks))
+    times = figures.times_of(work, layout)
+    times = replace(times, train_s=train_s(times.train_s, figures.layout, layout.ranks))
     batches = STEPS + work.staleness_limit
     work = replace(work, steps=batches * work.updates_per_batch)
     modelled = run_model(work, times, layout, PLAN_SEED)

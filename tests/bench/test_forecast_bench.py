@@ -1,4 +1,4 @@
-"""The planner held against the engine: a probe at one setting, a sweep predicted and measured.
+"""The planner held against the engine: a probe, then a sweep predicted and measured.
 
 Probe and sweep have the same two actors of one thread each, the same agent, prompts, batch and
 group. The policy is held still by a small learning rate, for a probe can only tell what samples are
@@ -15,8 +15,9 @@ from async_agent import configured, merged, run_rl
 from async_tasks import Agent, make_agent
 
 from configs.schema import PipelineConfig
-from flows.forecast import forecast, outlook, probing
-from tasks.rl.figures import Figures, figures_of_run
+from flows.forecast import forecast, outlook, paired, probings
+from tasks.rl.figures import Figures
+from tasks.rl.figures_of_runs import figures_of_run
 from tasks.rl.planner import WORTH_IT
 from tests.figures.record import record
 
@@ -66,9 +67,12 @@ def agent() -> Agent:
 
 def probed(agent: Agent, folder: Path) -> Figures:
     """What `rl-pipeline forecast --probe` would measure at the probed setting."""
-    asked = probing(configured("multi", PROBED))
-    run_rl(agent, "multi", {"rl": asked.rl.model_dump(mode="json")}, folder)
-    return figures_of_run(folder, asked)
+    found = []
+    for short in probings(configured("multi", PROBED)):
+        out = folder / short.profile
+        run_rl(agent, "multi", {"rl": short.rl.model_dump(mode="json")}, out)
+        found.append(figures_of_run(out, short))
+    return paired(*found)
 
 
 def measured(agent: Agent, overrides: dict[str, Any], folder: Path) -> Pace:
@@ -103,7 +107,7 @@ def same_choices(forecasts: dict[str, Pace], runs: dict[str, Pace]) -> dict[str,
 
 
 @pytest.mark.figure("forecast_over_measured")
-def test_a_sweep_is_predicted_from_one_probe(agent, tmp_path):
+def test_a_sweep_is_predicted_from_a_probe(agent, tmp_path):
     figures = probed(agent, tmp_path / "probe")
     configs = {name: configured("multi", overrides) for name, overrides in SWEEP.items()}
     forecasts = {name: predicted(config, figures) for name, config in configs.items()}
@@ -114,16 +118,21 @@ def test_a_sweep_is_predicted_from_one_probe(agent, tmp_path):
     details = {
         name: {"predicted": vars(forecasts[name]), "measured": vars(runs[name])} for name in SWEEP
     }
-    print(f"\n{figures.times}", *details.items(), agreed, sep="\n")
+    print(f"\n{figures.times}\n{figures.times_in_turns}", *details.items(), agreed, sep="\n")
     record(
         "forecast_over_measured",
         value=ratios[worst],
         met=all(abs(ratio - 1) <= WITHIN for ratio in ratios.values()) and all(agreed.values()),
         note=f"furthest off: {worst}; all: "
         + ", ".join(f"{name} {ratio:.2f}" for name, ratio in ratios.items())
-        + f"; the faster side foreseen for {sum(agreed.values())} of {len(agreed)} works; one probe"
-        f" of {figures.source.split(', ')[-1]} at η=2",
-        details={"settings": details, "choices": agreed, "times": str(figures.times)},
+        + f"; the faster side foreseen for {sum(agreed.values())} of {len(agreed)} works; probes"
+        f" of {figures.source.split(', ')[-1]} at η=2 and η=0",
+        details={
+            "settings": details,
+            "choices": agreed,
+            "times": str(figures.times),
+            "times_in_turns": str(figures.times_in_turns),
+        },
     )
     assert runs["η=0"].age == 0.0 and runs["η=4"].age > runs["η=2 N=3"].age
     plan = forecast(configs["η=4 slow tools"], figures, None)

@@ -134,7 +134,7 @@ FIGURES: tuple[Figure, ...] = (
         "forecast_over_measured",
         "bench",
         "ratio of samples/s",
-        "the settings as they run: η 0 to 4, N 1 and 3, with and without slow tools; one probe",
+        "the settings as they run: η 0 to 4, N 1 and 3, with and without slow tools; a probe",
         "each within 25 %, and the faster of synchronous and asynchronous foreseen",
     ),
     Figure(

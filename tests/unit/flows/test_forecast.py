@@ -10,16 +10,25 @@ from configs.load import dump_config, load_config
 from configs.schema import PipelineConfig
 from flows.cli import app
 from flows.commands.forecast import duration_text
-from flows.forecast import figures_for, for_settings, in_hindsight, measured, outlook
+from flows.forecast import (
+    PROBE_STEPS,
+    figures_for,
+    for_settings,
+    in_hindsight,
+    measured,
+    outlook,
+    probings,
+)
 from tasks.artifacts import ArtifactRecord
 from tasks.rl.figures import Figures, decode_speed
+from tasks.rl.figures_of_runs import UNHINDERED
 
 
 def leave_run(runs: Path, config: PipelineConfig, train_s: float = 0.5) -> Path:
     """A run's folder with an RL stage of ten steps; each took `train_s` to train."""
     folder, run = runs / "store/rl/abc", runs / f"20260101-000000-{config.profile}-0000"
     folder.mkdir(parents=True)
-    run.mkdir()
+    run.mkdir(parents=True)
     made = 10 * config.rl.batch_size
     seconds = {
         "learner": {"train": 10 * train_s, "sync": 0.5, "startup": 3.0},
@@ -37,6 +46,18 @@ def leave_run(runs: Path, config: PipelineConfig, train_s: float = 0.5) -> Path:
     (run / "records.json").write_text(json.dumps({"rl": record}))
     (run / "config.json").write_text(json.dumps(dump_config(config)))
     return run
+
+
+def gathered(folder: Path, *others: Path) -> Path:
+    """Runs made in folders of their own, in one; each finds its stage where it was made."""
+    folder.mkdir()
+    for other in others:
+        (run,) = other.glob("2026*")
+        record = json.loads((run / "records.json").read_text())
+        record["rl"]["uri"] = str(other / "store/rl/abc")
+        (run / "records.json").write_text(json.dumps(record))
+        run.rename(folder / run.name)
+    return folder
 
 
 @pytest.fixture(scope="module")
@@ -65,6 +86,47 @@ def test_a_probe_counts_where_there_is_no_run(config: PipelineConfig, tmp_path: 
     probed = config.model_copy(update={"profile": "calculator-probe"})
     leave_run(tmp_path, probed, train_s=0.8)
     assert figures_for(config, tmp_path).times.train_s == pytest.approx(0.8)
+
+
+def test_a_probe_just_made_goes_before_an_older_run(config: PipelineConfig, tmp_path: Path) -> None:
+    leave_run(tmp_path / "own", config)
+    probed = config.model_copy(update={"profile": "calculator-probe"})
+    leave_run(tmp_path / "probe", probed, train_s=0.8)
+    runs = gathered(tmp_path / "all", tmp_path / "own", tmp_path / "probe")
+    assert figures_for(config, runs).times.train_s == pytest.approx(0.5)
+    assert figures_for(config, runs, probed=True).times.train_s == pytest.approx(0.8)
+
+
+def test_the_half_of_a_probe_in_turns_is_for_what_is_in_turns(
+    config: PipelineConfig, tmp_path: Path
+) -> None:
+    beside, alone = probings(config)
+    leave_run(tmp_path / "beside", beside, train_s=0.8)
+    leave_run(tmp_path / "alone", alone, train_s=0.3)
+    found = figures_for(config, gathered(tmp_path / "all", tmp_path / "beside", tmp_path / "alone"))
+    assert found.times.train_s == pytest.approx(0.8)
+    assert found.times_in_turns is not None
+    assert found.times_in_turns.train_s == pytest.approx(0.3)
+    assert UNHINDERED not in found.assumptions
+    larger = for_settings(found, load_config("calculator", {"rl.batch_size": 64}))
+    assert larger.times_in_turns is not None
+    assert larger.times_in_turns.train_s == pytest.approx(0.6)
+    one = figures_for(config, leave_run(tmp_path / "one", beside).parent)
+    assert one.times_in_turns is None and UNHINDERED in one.assumptions
+
+
+def test_a_probe_is_short_publishes_each_step_and_calls_tools_as_they_are() -> None:
+    slow = {"rl.tools.simulated_latency": {"median_s": 0.3, "sigma": 1.0, "max_s": 10.0}}
+    config = load_config("calculator", {**slow, "rl.staleness_limit": 4})
+    beside, alone = probings(config)
+    assert [p.rl.staleness_limit for p in (beside, alone)] == [4, 0]
+    for short in (beside, alone):
+        assert short.rl.steps == PROBE_STEPS and short.rl.tools.simulated_latency is None
+        assert (short.rl.publish.start, short.rl.publish.end) == (1, 1)
+        assert short.rl.batch_size == config.rl.batch_size
+    assert len({config.profile, beside.profile, alone.profile}) == 3
+    (only,) = probings(load_config("micro"))
+    assert only.profile == "micro-probe"
 
 
 @pytest.mark.parametrize("damage", ["records.json", "config.json"])

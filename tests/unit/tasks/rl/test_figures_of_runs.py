@@ -11,17 +11,16 @@ from configs.load import load_config
 from configs.schema import PipelineConfig
 from tasks.models.shapes import shape_of
 from tasks.rl.figures import (
-    NoFiguresError,
     Teaching,
     assumed_figures,
     clip_of,
     clipped_share,
     decode_speed,
-    figures_of_run,
     layout_of,
     run_model,
     work_of,
 )
+from tasks.rl.figures_of_runs import NoFiguresError, figures_of_run
 from tasks.rl.simulated_engines import LengthMix
 from tasks.rl.simulated_work import Modelled, Times
 

@@ -78,11 +78,22 @@ def test_age_that_teaches_less_counts_against_lag() -> None:
 
 
 def test_ranks_scale_with_a_loss() -> None:
-    one = figures(1.0, 8.0)
-    assert train_s(one, 1) == pytest.approx(8.0)
-    assert train_s(one, 2) == pytest.approx(8.0 / 1.84)
-    assert train_s(one, 4) == pytest.approx(8.0 / 1.84**2)
-    assert train_s(replace(one, layout=Layout(1, 4)), 2) == pytest.approx(8.0 * 1.84)
+    assert train_s(8.0, APART, 1) == pytest.approx(8.0)
+    assert train_s(8.0, APART, 2) == pytest.approx(8.0 / 1.84)
+    assert train_s(8.0, APART, 4) == pytest.approx(8.0 / 1.84**2)
+    assert train_s(8.0, Layout(1, 4), 2) == pytest.approx(8.0 * 1.84)
+
+
+def test_sides_that_slow_each_other_gain_less_from_working_at_once() -> None:
+    """1 s each beside each other, half of it alone: in turns a batch takes 1 s, as at once."""
+    beside = figures(1.0, 1.0)
+    alone = replace(beside, times_in_turns=figures(0.5, 0.5).times)
+    turns = replace(beside.work, staleness_limit=0)
+    assert predict("", beside, turns, APART, CLIP).samples_per_s == pytest.approx(8.0)
+    assert predict("", alone, turns, APART, CLIP).samples_per_s == pytest.approx(16.0)
+    lagged = [predict("", f, f.work, APART, CLIP).samples_per_s for f in (beside, alone)]
+    assert lagged[0] == lagged[1] <= 16.0
+    assert plan(alone, CLIP).stay_synchronous
 
 
 def test_prices_by_hand() -> None:
