@@ -98,8 +98,8 @@ def outlook_table(outlooks: Sequence["Outlook"], steps: int) -> Table:
             f"{c.samples_per_s:.1f}",
             f"{c.mean_age:.1f}",
             duration_text(look.wall_s),
-            f"${look.usd:.2f}",
-            f"${look.usd_per_effective * 1000:.3f}",
+            money_text(look.usd),
+            money_text(look.usd_per_effective * 1000),
         )
     return table
 
@@ -146,6 +146,13 @@ def advice(made: "Plan") -> str:
         f"rl.publish.end={c.publish.end} rl.runtime.rollout_workers={c.layout.workers} "
         f"rl.runtime.learner_ranks={c.layout.ranks}"
     )
+
+
+def money_text(usd: float) -> str:
+    """`$12.30`, `$0.0042` where cents are too coarse."""
+    if usd >= 0.1 or usd == 0:
+        return f"${usd:.2f}"
+    return f"${usd:.4f}" if usd >= 0.0001 else "< $0.0001"
 
 
 def duration_text(seconds: float) -> str:

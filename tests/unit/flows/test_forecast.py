@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 from configs.load import dump_config, load_config
 from configs.schema import PipelineConfig
 from flows.cli import app
-from flows.commands.forecast import duration_text
+from flows.commands.forecast import duration_text, money_text
 from flows.forecast import (
     PROBE_STEPS,
     figures_for,
@@ -218,6 +218,20 @@ def test_a_wrong_what_if_is_one_clear_message(tmp_path: Path) -> None:
 )
 def test_durations(seconds: float, text: str) -> None:
     assert duration_text(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("usd", "text"),
+    [
+        (0.0, "$0.00"),
+        (12.3, "$12.30"),
+        (0.00417, "$0.0042"),
+        (3e-5, "< $0.0001"),
+        (float("inf"), "$inf"),
+    ],
+)
+def test_money(usd: float, text: str) -> None:
+    assert money_text(usd) == text
 
 
 def test_decode_speed_keeps_the_engines_floor(config: PipelineConfig) -> None:
