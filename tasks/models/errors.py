@@ -29,5 +29,9 @@ class NonFiniteWeightError(ModelError, ArithmeticError):
     """A weight is NaN or infinite."""
 
 
+class BatchLayoutError(ModelError, ValueError):
+    """Real tokens do not stand on the left of their rows, or what is no prediction is scored."""
+
+
 class UnpackableModelError(ModelError, ValueError):
     """A model's attention cannot keep packed sequences apart."""

@@ -9,6 +9,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
 from configs.schema.training import DeepSpeedSettings
+from tasks.models.errors import BatchLayoutError
 from tasks.models.logprobs import TokenScores, score_tokens
 from tasks.models.packing import enable_packing, packing_of
 from tasks.models.trainable import reference_weights
@@ -91,7 +92,12 @@ class PolicyModule(torch.nn.Module):
         Real tokens stand on the left of their row, so causality keeps padding out of every score
         and no mask is made. Logits are made for the asked tokens alone: with a large vocabulary
         they are most of the memory.
+
+        Raises:
+            BatchLayoutError: padding on the left or amid a row, or a score asked of padding or of
+                position 0.
         """
+        require_layout(valid_B_T, mask_B_T)
         hidden_B_T_H = self._hidden(token_ids_B_T, valid_B_T)
         wanted = mask_B_T[:, 1:]
         rows = wanted.nonzero(as_tuple=True)[0]
@@ -146,6 +152,27 @@ class PolicyModule(torch.nn.Module):
     def as_reference(self) -> AbstractContextManager[torch.nn.Module]:
         """The frozen reference inside the adapters; see `reference_weights`."""
         return reference_weights(self.model)
+
+
+def require_layout(valid_B_T: torch.Tensor, mask_B_T: torch.Tensor) -> None:
+    """Refuse a grid that would be scored without an error and mean something else.
+
+    Raises:
+        BatchLayoutError: names the rows.
+    """
+    faults = {
+        "a real token behind padding": valid_B_T[:, 1:] & ~valid_B_T[:, :-1],
+        "padding to be scored": mask_B_T & ~valid_B_T,
+        "its first token, which nothing predicts, to be scored": mask_B_T[:, :1],
+    }
+    if not bool(torch.stack([where.any() for where in faults.values()]).any()):
+        return
+    for what, where in faults.items():
+        if rows := where.any(dim=1).nonzero().flatten().tolist():
+            raise BatchLayoutError(
+                f"row {rows[0]} of {len(mask_B_T)} has {what}; expected rows padded on the right, "
+                "and scores asked of real tokens from the second on"
+            )
 
 
 def _place(values_N: torch.Tensor, wanted_B_T: torch.Tensor) -> torch.Tensor:

@@ -5,6 +5,7 @@ import torch
 
 from configs.schema.training import Lora
 from tasks.models.batching import micro_batches, pad_rows, valid_by_length
+from tasks.models.errors import BatchLayoutError
 from tasks.models.logprobs import tempered_logprobs
 from tasks.models.policy import PolicyModule
 from tasks.models.trainable import attach
@@ -175,3 +176,24 @@ def test_recomputing_keeps_less_for_the_backward_pass(tiny_model):
 def test_no_entropy_without_a_gradient(policy):
     with torch.no_grad():
         assert scores(policy, ROWS, [whole(r) for r in ROWS]).entropy_B_T is None
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize(
+    ("valid", "mask", "said"),
+    [
+        ([0, 1, 1, 1], [0, 0, 1, 1], "a real token behind padding"),  # padded on the left
+        ([1, 0, 1, 0], [0, 0, 1, 0], "a real token behind padding"),
+        ([1, 1, 0, 0], [0, 1, 1, 0], "padding to be scored"),
+        ([1, 1, 1, 0], [1, 1, 0, 0], "its first token, which nothing predicts"),
+    ],
+)
+def test_a_grid_that_would_mean_something_else_is_refused(tiny_model, packed, valid, mask, said):
+    module = PolicyModule(tiny_model(), value_head=False, seed=0, packed=packed)
+    rows = [torch.tensor([[1, 1, 1, 1], row], dtype=torch.bool) for row in (valid, mask)]
+    rows[1][0, 0] = False
+    ids, temperature = torch.arange(3, 11).reshape(2, 4), torch.ones(2)
+    with pytest.raises(BatchLayoutError, match=f"row 1 of 2 has {said}"):
+        module(ids, *rows, temperature)
+    fine = torch.tensor([[True] * 4, [True, True, False, False]])
+    assert module(ids, fine, fine & (torch.arange(4) > 0), temperature).logprobs_B_T.any()
