@@ -189,7 +189,8 @@ class RLConfig(Config):
     proximal policy. A publish or checkpoint that falls due amid a batch comes at its end."""
     group_size: int = Field(8, ge=1)
     staleness_limit: int = Field(2, ge=0)
-    """η: no token older than this many optimiser steps is trained on; 0 is synchronous."""
+    """η: no token older than this many optimiser steps when its batch begins is trained on; 0 is
+    synchronous."""
     publish: PublishSchedule = PublishSchedule()
     buffer: BufferConfig = BufferConfig()
     runtime: Runtime = RayRuntime()

@@ -186,6 +186,7 @@ def summarise(config: PipelineConfig, state: LoopState) -> dict[str, Any]:
         "carried_share": counts["carried_episodes"] / episodes if episodes else None,
         "tool_calls": counts["tool_calls"],
         "tool_timeouts": counts["tool_timeouts"],
+        "abandoned_tool_calls": counts["abandoned_tool_calls"],
         "refused_samples": counts["refused_samples"],
         "overdue_plays": counts["overdue_plays"],
         "abandoned_prompts": counts["abandoned_prompts"],
