@@ -139,11 +139,12 @@ def check_adapter(tensors: dict[str, torch.Tensor], lora: Lora, layers: int) -> 
                 f"published tensor {name} belongs to no adapter on rl.trainable.targets="
                 f"{list(lora.targets)}"
             )
-        rank = tensor.shape[0 if match["side"] == "A" else 1]
+        shape = tuple(tensor.shape)
+        rank = shape[0 if match["side"] == "A" else 1] if len(shape) == 2 else "of no matrix"
         if rank != lora.r:
             raise WeightsMismatchError(
-                f"{name} has shape {tuple(tensor.shape)}: rank {rank}, rl.trainable.r={lora.r} "
-                "was expected; publish with the config the engine was started with"
+                f"{name} has shape {shape}: rank {rank}, rl.trainable.r={lora.r} was expected; "
+                "publish with the config the engine was started with"
             )
         seen.add((match["module"], match["side"]))
     expected = 2 * layers * len(lora.targets)

@@ -120,3 +120,20 @@ def test_another_adapter_is_refused(weights, lora, layers, says):
 def test_full_weights_are_no_adapter():
     with pytest.raises(WeightsMismatchError, match=r"model\.norm\.weight belongs to no adapter"):
         check_adapter({"model.norm.weight": torch.ones(4)}, LORA, 1)
+
+
+@pytest.mark.parametrize("shape", [(), (4,), (4, 32, 1)])
+def test_what_is_no_matrix_is_refused(weights, shape):
+    tensors = load_file(weights)
+    name = sorted(tensors)[0]
+    save_file(tensors | {name: torch.ones(shape)}, weights)
+    with pytest.raises(WeightsMismatchError, match=f"{name} has shape .*: rank of no matrix"):
+        write_adapter(weights, LORA, layers=1)
+
+
+@pytest.mark.parametrize("left", [0, 7, 100])
+def test_a_publish_that_is_cut_off_is_refused(weights, left):
+    weights.write_bytes(weights.read_bytes()[:left])
+    with pytest.raises(WeightsMismatchError, match="is not a whole safetensors file"):
+        write_adapter(weights, LORA, layers=1)
+    assert not (weights.parent / "adapter").exists()
