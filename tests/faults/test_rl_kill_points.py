@@ -43,7 +43,7 @@ POINTS = {
     ),
     "step taken, not published": Point(f"{LEARNER}.train", "after", 3),
     "checkpoint: weights written, optimiser not": Point(
-        "tasks.rl.learner:write_atomic", "after", 5
+        "tasks.rl.learner:write_weights", "after", 5
     ),
     "checkpoint: all but the manifest": Point("tasks.rl.checkpoint:write_json", "before", 4),
     "checkpoint: manifest there, folder not renamed": Point(
