@@ -5,6 +5,7 @@ group. The policy is held still by a small learning rate, for a probe can only t
 like now; what it is about is how settings change the pace of a loop.
 """
 
+import os
 import statistics
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,6 +59,9 @@ class Pace:
 
     samples_per_s: float
     age: float
+    load: float | None = None
+    """Processes that wanted a core in the run's last minute; where that is more than its own three,
+    the figure says as much of the machine as of the planner."""
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +86,7 @@ def measured(agent: Agent, overrides: dict[str, Any], folder: Path) -> Pace:
     batch = run.summary["samples"] / run.summary["steps"]
     lines = run.metrics[WARM_UP : WARM_UP + MEASURED]
     age = statistics.fmean(line["values"]["staleness_mean"] for line in lines)
-    return Pace(MEASURED * batch / seconds, age)
+    return Pace(MEASURED * batch / seconds, age, os.getloadavg()[0])
 
 
 def predicted(config: PipelineConfig, figures: Figures) -> Pace:
@@ -108,6 +112,7 @@ def same_choices(forecasts: dict[str, Pace], runs: dict[str, Pace]) -> dict[str,
 
 @pytest.mark.figure("forecast_over_measured")
 def test_a_sweep_is_predicted_from_a_probe(agent, tmp_path):
+    load = os.getloadavg()[0]
     figures = probed(agent, tmp_path / "probe")
     configs = {name: configured("multi", overrides) for name, overrides in SWEEP.items()}
     forecasts = {name: predicted(config, figures) for name, config in configs.items()}
@@ -130,6 +135,7 @@ def test_a_sweep_is_predicted_from_a_probe(agent, tmp_path):
         details={
             "settings": details,
             "choices": agreed,
+            "load_at_start": load,
             "times": str(figures.times),
             "times_in_turns": str(figures.times_in_turns),
         },
