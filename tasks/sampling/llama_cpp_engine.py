@@ -10,7 +10,13 @@ import numpy as np
 
 from tasks.sampling.errors import FixedPolicyError
 from tasks.sampling.llama_cpp_context import LlamaCppContext
-from tasks.sampling.types import Completion, GenerateRequest, PolicyVersion, StopReason
+from tasks.sampling.types import (
+    Completion,
+    GenerateRequest,
+    PolicyVersion,
+    StopReason,
+    scored_at,
+)
 
 
 class LlamaCppEngine:
@@ -103,9 +109,9 @@ class LlamaCppEngine:
         self, sequences: Sequence[Sequence[int]], temperature: float
     ) -> list[tuple[float, ...]]:
         """log p(token t | tokens < t) at `temperature` for t ≥ 1; 0 reads as 1, as in sampling."""
-        scores = []
+        scores, divisor = [], scored_at(temperature)
         for ids, logits in zip(sequences, self.context.logits_of(sequences), strict=True):
-            logprobs = log_softmax(logits[:-1] / (temperature or 1.0))
+            logprobs = log_softmax(logits[:-1] / divisor)
             chosen = logprobs[np.arange(len(ids) - 1), np.asarray(ids[1:], np.int64)]
             scores.append(tuple(chosen.tolist()))
         return scores

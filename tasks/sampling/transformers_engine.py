@@ -4,7 +4,6 @@ The loop is the project's own because `generate` neither returns the tempered lo
 each sampled token without keeping all logits, nor gives each request a seed of its own.
 """
 
-import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -21,7 +20,6 @@ from tasks.sampling.errors import (
     ForeignPromptError,
     NonFiniteLogitsError,
     PromptTooLongError,
-    ScoreTemperatureError,
 )
 from tasks.sampling.fast_decode import roomy_cache, use_grouped_decode
 from tasks.sampling.types import (
@@ -29,6 +27,7 @@ from tasks.sampling.types import (
     GenerateRequest,
     PolicyVersion,
     StopReason,
+    scored_at,
 )
 
 COMPACT_BELOW = 0.6
@@ -109,11 +108,7 @@ class TransformersEngine:
         self, sequences: Sequence[Sequence[int]], temperature: float
     ) -> list[tuple[float, ...]]:
         """Tempered log-probabilities of each sequence's tokens from the second on."""
-        if not 0 < temperature < math.inf:
-            raise ScoreTemperatureError(
-                f"temperature={temperature}: expected a finite number above 0; greedy samples have "
-                "the log-probabilities of temperature 1"
-            )
+        temperature = scored_at(temperature)
         scores: list[tuple[float, ...]] = []
         for start in range(0, len(sequences), SCORED_AT_ONCE):
             some = sequences[start : start + SCORED_AT_ONCE]
@@ -176,7 +171,7 @@ class _Batch:
         self.slots = list(range(len(requests)))
         """Request index of every row still in the tensors."""
         temperatures = [r.params.temperature for r in requests]
-        self.temperature_B = torch.tensor([t if t > 0 else 1.0 for t in temperatures])
+        self.temperature_B = torch.tensor([scored_at(t) for t in temperatures])
         self.greedy_B = torch.tensor([t == 0 for t in temperatures])
         self.step = 0
 

@@ -7,7 +7,7 @@ from enum import Enum
 from pathlib import Path
 from typing import NamedTuple, Protocol, runtime_checkable
 
-from tasks.sampling.errors import SamplingParamsError
+from tasks.sampling.errors import SamplingParamsError, ScoreTemperatureError
 
 
 class StopReason(str, Enum):
@@ -52,6 +52,19 @@ class SamplingParams:
             raise SamplingParamsError(
                 f"max_new_tokens={self.max_new_tokens}: expected 0 or more tokens of one turn"
             )
+
+
+def scored_at(temperature: float) -> float:
+    """The temperature that log-probabilities are taken at: 1 where sampling is greedy.
+
+    Raises:
+        ScoreTemperatureError: it is below 0, NaN or infinite.
+    """
+    if not 0 <= temperature < math.inf:
+        raise ScoreTemperatureError(
+            f"temperature={temperature}: expected a finite number above 0, or 0 for 1"
+        )
+    return temperature or 1.0
 
 
 @dataclass(frozen=True)

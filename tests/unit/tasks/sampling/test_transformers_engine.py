@@ -311,8 +311,16 @@ def test_a06_no_other_temperature_is_put_in_place_of_one_that_cannot_be(temperat
         SamplingParams(1.0, -1)
 
 
-@pytest.mark.parametrize("temperature", [0.0, -1.0, math.nan, math.inf])
-def test_a06_scores_are_of_a_temperature_above_zero(engine, temperature):
+def test_a06_greedy_samples_are_scored_as_they_were_sampled(engine):
+    (greedy,) = engine.generate([request(temperature=0.0)])
+    ids = (1, 5, 9, *greedy.token_ids)
+    (scores,) = engine.score([ids], 0.0)
+    assert scores[2:] == pytest.approx(greedy.logprobs, abs=1e-4)
+    assert scores == engine.score([ids], 1.0)[0]
+
+
+@pytest.mark.parametrize("temperature", [-1.0, math.nan, math.inf])
+def test_a06_nothing_is_scored_at_a_temperature_that_cannot_be(engine, temperature):
     with pytest.raises(ScoreTemperatureError, match=f"temperature={temperature}: expected"):
         engine.score([[1, 2, 3]], temperature)
 
