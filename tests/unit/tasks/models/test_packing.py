@@ -4,10 +4,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from peft.tuners.lora import Linear
+from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Config
 
 from configs.schema.training import Lora
 from tasks.models.batching import micro_batches, pad_rows, padding_share, valid_by_length
 from tasks.models.errors import UnpackableModelError
+from tasks.models.lora_layer import MergedLoraLinear
 from tasks.models.packing import enable_packing, packing_of
 from tasks.models.policy import PolicyModule
 from tasks.models.trainable import attach
@@ -196,3 +199,38 @@ def test_ranks_get_equally_many_micro_batches(packed):
 def test_padding_share_by_hand():
     assert padding_share([3, 1, 2], [[0, 1], [2], []]) == pytest.approx(1 - 6 / 8)
     assert padding_share([], []) == 0.0
+
+
+SHAPE = {
+    "vocab_size": 40, "hidden_size": 32, "num_hidden_layers": 2, "intermediate_size": 48,
+    "num_attention_heads": 4, "num_key_value_heads": 2,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", [LlamaConfig, Qwen2Config, Qwen3Config])
+@pytest.mark.parametrize("way", [{}, {"recompute": True}, {"recompute": True, "logits_chunk": 3}])
+def test_every_shape_and_every_way_to_save_memory_gives_the_plain_gradient(kind, way):
+    """Packed, merged and in chunks against padded, unmerged and whole; KL to the base included."""
+
+    def gradient(packed: bool, plain: bool, **options) -> torch.Tensor:
+        torch.manual_seed(3)
+        model = AutoModelForCausalLM.from_config(kind(**SHAPE, head_dim=8))
+        trained = attach(model, Lora(r=4, targets=("q_proj", "o_proj", "up_proj", "lm_head")), 0)
+        for i, (name, parameter) in enumerate(trained.named_parameters()):
+            if "lora_B" in name:
+                torch.nn.init.normal_(parameter, 0, 0.3, generator=torch.Generator().manual_seed(i))
+        for layer in trained.modules():
+            if plain and isinstance(layer, MergedLoraLinear):
+                layer.__class__ = Linear
+        module = PolicyModule(trained, value_head=True, seed=0, packed=packed, **options).train()
+        with torch.no_grad(), module.as_reference():
+            reference = scored(module, GROUPS).logprobs_B_T
+        scores = scored(module, GROUPS)
+        kl = (scores.logprobs_B_T - reference).square().sum()
+        values = scores.values_B_T[valid_by_length([len(r) for r in GROUPS])]
+        (scores.logprobs_B_T.sum() + kl + values.square().sum()).backward()
+        return torch.cat([p.grad.flatten() for p in module.parameters() if p.requires_grad])
+
+    ours, plain = gradient(True, False, **way), gradient(False, True)
+    assert plain.norm() > 1e-3
+    assert (ours - plain).norm() <= 1e-5 * plain.norm()
