@@ -1,7 +1,9 @@
 """Where a forecast's figures come from: the newest run of a profile, a probe, or assumptions."""
 
 import json
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
+from multiprocessing import get_context
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -167,15 +169,26 @@ def looked_at(candidate: Candidate, config: PipelineConfig, startup_s: float) ->
 def probe(config: PipelineConfig, runs: Path, on_event: Listener) -> None:
     """Run RL for a few steps, data and snapshot reused where they are there, and keep its figures.
 
-    Where generator and learner work at once they do so once more in turns.
+    Where generator and learner work at once they do so once more in turns, in a process of its own:
+    Prefect's client stays with the server of a process's first run.
 
     Raises:
         StageFailedError: a stage ended without a result.
     """
     from flows.launch import run_pipeline
 
-    for short in probings(config):
-        run_pipeline(short, stop_after="rl", on_event=on_event, runs_dir=runs)
+    first, *others = probings(config)
+    run_pipeline(first, stop_after="rl", on_event=on_event, runs_dir=runs)
+    for short in others:
+        with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as apart:
+            apart.submit(_run_quietly, short, runs).result()
+
+
+def _run_quietly(config: PipelineConfig, runs: Path) -> None:
+    """A run nobody watches."""
+    from flows.launch import run_pipeline
+
+    run_pipeline(config, stop_after="rl", on_event=lambda event: None, runs_dir=runs)
 
 
 def probings(config: PipelineConfig) -> list[PipelineConfig]:
