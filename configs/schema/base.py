@@ -14,3 +14,7 @@ class Config(BaseModel):
     model_config = ConfigDict(
         frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False
     )
+
+
+LOWEST_TEMPERATURE = 0.01
+"""Below it one token takes all the probability there is, and the others' logprobs overflow."""

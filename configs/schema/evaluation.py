@@ -1,21 +1,30 @@
 """Settings of held-out evaluation and the promotion gate."""
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from configs.schema.base import Config, Seed
+from configs.schema.base import LOWEST_TEMPERATURE, Config, Seed
 
 
 class EvaluationSampling(Config):
     """The one block used for snapshot, policy and every quantisation."""
 
     temperature: float = Field(1.0, ge=0)
-    """0 is greedy."""
+    """0 is greedy; above it, 0.01 is the least."""
     max_new_tokens: int = Field(64, ge=1)
     """Per turn."""
     max_turns: int = Field(2, ge=1)
     samples: int = Field(4, ge=1)
     """Samples per problem; stability is the share of problems answered the same way by all."""
     seed: Seed = 1234
+
+    @model_validator(mode="after")
+    def _greedy_or_drawn(self) -> "EvaluationSampling":
+        if 0 < self.temperature < LOWEST_TEMPERATURE:
+            raise ValueError(
+                f"temperature={self.temperature:g} must be 0, which is greedy, or "
+                f"{LOWEST_TEMPERATURE} or above"
+            )
+        return self
 
 
 class PromotionGate(Config):

@@ -4,7 +4,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from configs.schema.base import Config, Seed
+from configs.schema.base import LOWEST_TEMPERATURE, Config, Seed
 from configs.schema.rl_credit import Credit, GrpoCredit
 from configs.schema.rl_engines import Engine, TransformersEngineConfig, VllmEngineConfig
 from configs.schema.rl_losses import Loss, PpoClip, WeightAlarmConfig, takes_several_steps
@@ -54,10 +54,6 @@ class Anneal(Config):
     start: float
     end: float
     over_steps: int = Field(100, ge=1)
-
-
-LOWEST_TEMPERATURE = 0.01
-"""Below it one token takes all the probability there is, and the others' logprobs overflow."""
 
 
 class RolloutSampling(Config):

@@ -18,6 +18,9 @@ GIB = 1 << 30
 KERNEL_NOISE = {"float32": 1e-5, "bfloat16": 0.1}
 """Nats, root mean square, by which vLLM's scores differ from transformers' with the same weights:
 measured 2e-6 and 0.074 (SmolLM2-135M, where either is 0.07 off its own float32)."""
+ADAPTED_LAYERS = frozenset(
+    {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
+)
 CPU_CACHE_GIB = 1.0
 CPU_BLOCK_TOKENS = 32
 """The CPU build's own blocks of 128 tokens would keep no prompt shorter than that in the cache."""
@@ -53,14 +56,26 @@ def check_startable(
                 "rl.trainable.type=full: weights cut over GPUs cannot be read back whole, so no "
                 "publish could be proven; train an adapter (lora), or use 1"
             )
-    elif not math.log2(trainable.alpha / trainable.r).is_integer():
-        raise EngineStartError(
-            f"rl.trainable.alpha={trainable.alpha} over r={trainable.r} is no power of two: vLLM "
-            "folds that scaling into the weights, and they could not be read back exactly; use "
-            f"alpha={trainable.r} or {2 * trainable.r}"
-        )
+    else:
+        _check_adapter(trainable)
     if on_cpu:
         _check_head_size(snapshot)
+
+
+def _check_adapter(adapter: Lora) -> None:
+    if not math.log2(adapter.alpha / adapter.r).is_integer():
+        raise EngineStartError(
+            f"rl.trainable.alpha={adapter.alpha} over r={adapter.r} is no power of two: vLLM "
+            "folds that scaling into the weights, and they could not be read back exactly; use "
+            f"alpha={adapter.r} or {2 * adapter.r}"
+        )
+    foreign = sorted(set(adapter.targets) - ADAPTED_LAYERS)
+    if foreign:
+        raise EngineStartError(
+            f"rl.trainable.targets={foreign}: vLLM takes adapters of a layer's projections alone, "
+            f"expected some of {sorted(ADAPTED_LAYERS)}; leave the others out, or use "
+            "rl.engine.type=transformers"
+        )
 
 
 def _check_head_size(snapshot: Path) -> None:

@@ -18,6 +18,7 @@ from tasks.sampling.vllm_settings import check_startable, environment
         ({"colocated": True}, Lora(), True, r"rl\.engine\.colocated=true"),
         ({"tensor_parallel_size": 2}, FullWeights(), False, "train an adapter"),
         ({}, Lora(r=16, alpha=24), False, r"alpha=24 over r=16 is no power of two"),
+        ({}, Lora(targets=("q_proj", "lm_head")), False, r"targets=\['lm_head'\].*transformers"),
     ],
 )
 def test_what_cannot_work_is_refused(settings, trainable, on_cpu, says, tmp_path):
