@@ -143,7 +143,9 @@ class RolloutWorker:
             max_length=self._config.model.max_length,
             max_sequences=rl.engine.max_sequences,
         )
-        return engine if rl.in_turns else BatchingEngine(engine, vocab_size=vocab_size)
+        if rl.in_turns:
+            return engine
+        return BatchingEngine(engine, vocab_size=vocab_size, max_sequences=rl.engine.max_sequences)
 
     def _start_vllm(self, settings: VllmEngineConfig, snapshot: Path) -> "VllmEngine":
         from tasks.sampling.vllm_engine import VllmEngine

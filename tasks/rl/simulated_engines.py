@@ -2,7 +2,7 @@
 
 Two ways to decode. *Continuous* (vLLM): every sequence takes a token each step, a step takes
 `step_s + per_sequence_s · n` with n sequences, and a sequence leaves when it is done. *Batched*
-(transformers): whatever waits is sampled as one batch, in parts where not all fit, and ends as one;
+(transformers): whatever waits is sampled as one batch, as far as it fits, and ends as one;
 a part takes `step_s` for each token of its longest sequence and `per_sequence_s` for every token of
 all. New weights are loaded, and then proven, between its batches.
 """
@@ -223,10 +223,10 @@ class BatchedEngine:
         then()
 
     def _start(self) -> None:
-        batch, self._waiting = self._waiting, []
-        tokens, most = [n for n, _ in batch], self._speed.max_sequences
-        longest = sum(max(tokens[i : i + most]) for i in range(0, len(tokens), most))
-        seconds = self._speed.step_s * longest + self._speed.per_sequence_s * sum(tokens)
+        most = self._speed.max_sequences
+        batch, self._waiting = self._waiting[:most], self._waiting[most:]
+        tokens = [n for n, _ in batch]
+        seconds = self._speed.step_s * max(tokens) + self._speed.per_sequence_s * sum(tokens)
         for _, what in batch:
             self._told.turn_begins(what)
         self._busy = True

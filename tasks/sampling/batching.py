@@ -1,6 +1,7 @@
 """An engine that samples whole batches, asked turn by turn: whatever waits is sampled together."""
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -11,35 +12,39 @@ from tasks.sampling.errors import PromptTooLongError, SamplingError
 from tasks.sampling.types import Completion, GenerateRequest, PolicyVersion, RolloutEngine
 
 T = TypeVar("T")
+CLOSED = "the engine is closed"
 
 
 class EngineClosedError(SamplingError, RuntimeError):
     """A turn was asked of an engine that is closed, or was on its way when it closed."""
 
 
-class _Batch:
-    """Turns that will be sampled together."""
+class _Turn:
+    """One turn that waits; `placed` is done once it is part of a batch, with its place there."""
 
-    def __init__(self) -> None:
-        self.requests: list[GenerateRequest] = []
-        self.sampled: asyncio.Task[list[Completion]]
+    def __init__(self, request: GenerateRequest) -> None:
+        self.request = request
+        self.placed: asyncio.Future[tuple[asyncio.Task[list[Completion]], int]] = (
+            asyncio.get_running_loop().create_future()
+        )
 
 
 class BatchingEngine:
     """`AsyncRolloutEngine` over a batch engine, which works in one thread of its own.
 
-    Nobody waits for more than the batch being sampled: what arrives meanwhile is the next batch.
-    Weights are loaded between two batches, so a turn is of one version and an episode may have one
-    version a turn.
+    What arrives while a batch is sampled is the next batch, or more of them where it does not fit
+    one; whoever was part of a batch does not wait for those after it. Weights are loaded between
+    two batches, so a turn is of one version and an episode may have one version a turn.
     """
 
-    def __init__(self, engine: RolloutEngine, *, vocab_size: int) -> None:
-        """`vocab_size`: tokens outside it are refused."""
+    def __init__(self, engine: RolloutEngine, *, vocab_size: int, max_sequences: int) -> None:
+        """`vocab_size`: tokens outside it are refused. `max_sequences`: turns of one batch."""
         self._engine = engine
         self._vocab_size = vocab_size
+        self._max_sequences = max_sequences
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="engine")
-        self._next: _Batch | None = None
-        self._one_at_a_time = asyncio.Lock()
+        self._waiting: deque[_Turn] = deque()
+        self._sampling: asyncio.Task[None] | None = None
         self._closed = False
 
     @property
@@ -61,27 +66,47 @@ class BatchingEngine:
             EngineClosedError: the engine closed first.
         """
         if self._closed:
-            raise EngineClosedError(f"request {request.request_id}: the engine is closed")
+            raise EngineClosedError(f"request {request.request_id}: {CLOSED}")
         if not 1 <= len(request.prompt_ids) <= self.max_length:  # it must not fail its batch
             raise PromptTooLongError(
                 f"request {request.request_id} has {len(request.prompt_ids)} prompt tokens; "
                 f"expected 1 to {self.max_length} (model.max_length)"
             )
-        if self._next is None:
-            self._next = _Batch()
-            self._next.sampled = asyncio.create_task(self._sample(self._next))
-        batch, place = self._next, len(self._next.requests)
-        batch.requests.append(request)
-        completions = await asyncio.shield(batch.sampled)  # who gives up leaves the others theirs
+        turn = _Turn(request)
+        self._waiting.append(turn)
+        if self._sampling is None:
+            self._sampling = asyncio.create_task(self._sample_batches())
+        batch, place = await turn.placed
+        completions = await asyncio.shield(batch)  # who gives up leaves the others theirs
         return checked(request, completions[place], self._vocab_size)
 
-    async def _sample(self, batch: "_Batch") -> list[Completion]:
-        """Sample a batch once the one before is done; until then others may join it."""
-        async with self._one_at_a_time:
-            await asyncio.sleep(0)  # whoever asks in the same breath joins
-            self._next = None
-            completions = await self._apart(self._engine.generate, batch.requests)
-            return list(one_each(batch.requests, completions))
+    async def _sample_batches(self) -> None:
+        """Sample batch after batch until nobody waits."""
+        await asyncio.sleep(0)  # whoever asks in the same breath joins
+        while turns := self._next_turns():
+            batch = asyncio.create_task(self._sample([turn.request for turn in turns]))
+            for place, turn in enumerate(turns):
+                turn.placed.set_result((batch, place))
+            await asyncio.wait({batch})  # its error is for those who wait for it
+            await asyncio.sleep(0)
+        self._sampling = None
+
+    def _next_turns(self) -> list[_Turn]:
+        """Who waits and has not given up, as many as one batch holds; nobody once it is closed."""
+        turns: list[_Turn] = []
+        while self._waiting and len(turns) < self._max_sequences:
+            turn = self._waiting.popleft()
+            if turn.placed.done():
+                continue
+            if self._closed:
+                name = turn.request.request_id
+                turn.placed.set_exception(EngineClosedError(f"request {name}: {CLOSED}"))
+            else:
+                turns.append(turn)
+        return turns
+
+    async def _sample(self, requests: list[GenerateRequest]) -> list[Completion]:
+        return list(one_each(requests, await self._apart(self._engine.generate, requests)))
 
     async def _apart(self, work: Callable[..., T], *arguments: object) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work, *arguments)

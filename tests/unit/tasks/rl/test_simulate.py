@@ -149,14 +149,14 @@ def test_in_lockstep_everyone_waits_for_the_slowest_tool_and_alone_nobody():
 
 
 def test_weights_are_loaded_and_proven_between_batches():
-    """Two batches, admitted at once, are sampled as one, in two parts of 2 s, for only half fits at
-    a time. Training takes 0.5 s: step 1 ends at 4.5 s, its weights are loaded and proven by 4.7 s.
-    The third batch is sampled from 4.7 to 6.7 s. Step 2 ends amid it, at 5 s: its weights are
-    proven by 6.9 s, and the fourth batch begins then."""
+    """Two batches are admitted at once, and only one fits the engine at a time, 2 s each. Training
+    takes 0.5 s: step 1 ends at 2.5 s, amid the second batch, and its weights are loaded and proven
+    from 4.0 to 4.2 s. The third batch is sampled from 4.2 to 6.2 s. Step 2 ends amid it, at 4.5 s:
+    its weights are proven by 6.4 s, and the fourth batch begins then."""
     slow = DecodeSpeed(0.2, 0.0, 2, continuous=False)
     work = Work(4, 2, 2, 1, tokens=TEN_TOKENS)
     modelled = simulate(work, Times(slow, train_s=0.5, prove_s=0.2))
-    assert modelled.step_ends_s == pytest.approx((4.5, 5.0, 7.2, 9.4))
+    assert modelled.step_ends_s == pytest.approx((2.5, 4.5, 6.7, 8.9))
     assert modelled.ages == (0, 1, 1, 1)
 
 

@@ -73,7 +73,7 @@ class SleepingEngine(BatchingEngine):
 
     def __init__(self, prove_s: float) -> None:
         self.model = SleepingModel()
-        super().__init__(self.model, vocab_size=2)
+        super().__init__(self.model, vocab_size=2, max_sequences=SPEED.max_sequences)
         self._one_thread = asyncio.Lock()
         self._prove_s = prove_s
 
@@ -89,9 +89,9 @@ class SleepingEngine(BatchingEngine):
     def _seconds(self, work, *arguments) -> float:
         if work != self.model.generate:
             return self._prove_s / 2
-        tokens, most = self.model.tokens(*arguments), SPEED.max_sequences
-        parts = [tokens[i : i + most] for i in range(0, len(tokens), most)]
-        return SPEED.step_s * sum(map(max, parts)) + SPEED.per_sequence_s * sum(tokens)
+        tokens = self.model.tokens(*arguments)
+        assert len(tokens) <= SPEED.max_sequences
+        return SPEED.step_s * max(tokens) + SPEED.per_sequence_s * sum(tokens)
 
 
 class ModelledRuntime(SleepyRuntime):
@@ -206,9 +206,10 @@ def test_the_model_keeps_pace_with_the_loop(run_of, machine_time, limit, interva
     ledger = run.state.ledger.to_json(1.0)["seconds"]
     assert ledger["learner"]["train"] == pytest.approx(STEPS * train_s, rel=0.02)
     # lengths, turns and waits are drawn by other dice on both sides; a slow tool may cost a batch
-    assert run.loop.wall_s() == pytest.approx(wall_s, rel=0.12 if tools else 0.04)
+    # and in the loop whoever asks again when a batch ends may miss the next one
+    assert run.loop.wall_s() == pytest.approx(wall_s, rel=0.12 if tools else 0.08)
     ages = [line["values"]["staleness_mean"] for line in run.metrics[WARM_UP:]]
     expected = [age for modelled in dice for age in modelled.ages[WARM_UP * BATCH // GROUP :]]
     assert statistics.fmean(ages) == pytest.approx(
-        statistics.fmean(expected), abs=0.5 if tools else 0.2
+        statistics.fmean(expected), abs=0.5 if tools else 0.3
     )

@@ -64,7 +64,7 @@ def ask(name: str, seed: int = 1, prompt: int = 3) -> GenerateRequest:
 
 def test_what_asks_at_once_is_one_batch_and_what_comes_meanwhile_the_next():
     inner = Batches()
-    engine = BatchingEngine(inner, vocab_size=10)
+    engine = BatchingEngine(inner, vocab_size=10, max_sequences=4)
     assert isinstance(engine, AsyncRolloutEngine)
 
     async def talk():
@@ -83,9 +83,52 @@ def test_what_asks_at_once_is_one_batch_and_what_comes_meanwhile_the_next():
     ]  # fmt: skip
 
 
+def test_what_does_not_fit_one_batch_is_several_and_the_first_is_answered_first():
+    inner = Batches()
+    engine = BatchingEngine(inner, vocab_size=10, max_sequences=4)
+    answered = []
+
+    async def one(name: str):
+        completion = await engine.complete(ask(name))
+        answered.append((name, len(inner.batches)))
+        return completion
+
+    async def talk():
+        return await asyncio.gather(*(one(f"a{i}") for i in range(10)))
+
+    assert [c.request_id for c in asyncio.run(talk())] == [f"a{i}" for i in range(10)]
+    assert inner.batches == [
+        ["a0", "a1", "a2", "a3"], ["a4", "a5", "a6", "a7"], ["a8", "a9"],
+    ]  # fmt: skip
+    assert dict(answered)["a0"] < 3, "not kept until the last batch is done"
+
+
+def test_who_waits_when_it_closes_is_told_and_who_gave_up_is_not_sampled():
+    inner = Batches()
+    engine = BatchingEngine(inner, vocab_size=10, max_sequences=2)
+
+    async def talk():
+        inner.gate.clear()
+        tasks = [asyncio.create_task(engine.complete(ask(f"a{i}"))) for i in range(6)]
+        await asyncio.to_thread(inner.inside.wait, 5)
+        tasks[2].cancel()
+        await asyncio.sleep(0)
+        inner.inside.clear()
+        inner.gate.set()
+        await asyncio.to_thread(inner.inside.wait, 5)
+        await engine.close()
+        return await asyncio.gather(*tasks, return_exceptions=True)
+
+    answers = asyncio.run(talk())
+    assert inner.batches[:2] == [["a0", "a1"], ["a3", "a4"]]
+    assert isinstance(answers[2], asyncio.CancelledError)
+    assert [a.request_id for a in answers if isinstance(a, Completion)] == ["a0", "a1", "a3", "a4"]
+    assert isinstance(answers[5], EngineClosedError) and "request a5" in str(answers[5])
+
+
 def test_weights_come_between_two_batches():
     inner = Batches()
-    engine = BatchingEngine(inner, vocab_size=10)
+    engine = BatchingEngine(inner, vocab_size=10, max_sequences=4)
 
     async def talk():
         inner.gate.clear()
@@ -105,7 +148,7 @@ def test_weights_come_between_two_batches():
 
 def test_who_gives_up_leaves_the_others_theirs():
     inner = Batches()
-    engine = BatchingEngine(inner, vocab_size=10)
+    engine = BatchingEngine(inner, vocab_size=10, max_sequences=4)
 
     async def talk():
         inner.gate.clear()
@@ -121,7 +164,7 @@ def test_who_gives_up_leaves_the_others_theirs():
 
 def test_a_batch_that_fails_fails_for_its_own_and_the_next_one_works():
     inner = Batches()
-    engine = BatchingEngine(inner, vocab_size=10)
+    engine = BatchingEngine(inner, vocab_size=10, max_sequences=4)
 
     async def talk():
         pair = [engine.complete(ask(name)) for name in ("broken", "beside")]
@@ -135,7 +178,7 @@ def test_a_batch_that_fails_fails_for_its_own_and_the_next_one_works():
 
 def test_a_prompt_that_does_not_fit_fails_alone():
     inner = Batches()
-    engine = BatchingEngine(inner, vocab_size=10)
+    engine = BatchingEngine(inner, vocab_size=10, max_sequences=4)
 
     async def talk():
         asked = [ask("long", prompt=17), ask("none", prompt=0), ask("fits", prompt=16)]
@@ -151,14 +194,14 @@ def test_an_answer_that_cannot_be_trained_on_is_refused():
     inner = Batches()
     inner.logprobs = ()
     with pytest.raises(MissingLogprobsError, match="1 tokens came with 0"):
-        asyncio.run(BatchingEngine(inner, vocab_size=10).complete(ask("a")))
+        asyncio.run(BatchingEngine(inner, vocab_size=10, max_sequences=4).complete(ask("a")))
 
 
 def test_a_batch_with_an_answer_too_few_is_refused_whole_and_the_next_one_works():
     inner = Batches()
     answer_all = inner.generate
     inner.generate = lambda requests: answer_all(requests)[: max(1, len(requests) - 1)]
-    engine = BatchingEngine(inner, vocab_size=10)
+    engine = BatchingEngine(inner, vocab_size=10, max_sequences=4)
 
     async def talk():
         pair = [engine.complete(ask(name)) for name in ("a", "b")]
@@ -172,7 +215,7 @@ def test_a_batch_with_an_answer_too_few_is_refused_whole_and_the_next_one_works(
 
 def test_scoring_and_closing():
     inner = Batches()
-    engine = BatchingEngine(inner, vocab_size=10)
+    engine = BatchingEngine(inner, vocab_size=10, max_sequences=4)
 
     async def talk():
         scores = await engine.score([(1, 2, 3), (1, 2)], 1.0)
