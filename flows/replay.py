@@ -11,7 +11,7 @@ from tasks.environments.renderer import PromptRenderer
 from tasks.environments.row import read_rows
 from tasks.models.load import load_tokenizer
 from tasks.rl.replay import Replayed, Replayer
-from tasks.rl.sample_log import SAMPLES, SampleLog
+from tasks.rl.sample_log import SAMPLES, SampleLog, rewards_tell
 
 DIFFERENCES = "replay.jsonl"
 
@@ -77,7 +77,7 @@ def replay_run(
             "by a version that kept none. Run its rl stage again: rl-pipeline run --force rl"
         )
     result = ReplayResult(run_dir.resolve().name)
-    result.advantages = 0 if replayer.tells_advantages else None
+    result.advantages = 0 if rewards_tell(config.rl) else None
     for number, samples in log.read():
         progress(result.batches, log.batches)
         for sample in replayer.replay(number, samples):

@@ -8,9 +8,8 @@ from configs.schema import PipelineConfig
 from configs.schema.rl import RLConfig
 from tasks.environments.renderer import PromptRenderer
 from tasks.environments.row import Row
-from tasks.rl.batch import samples_of, turn_advantages
 from tasks.rl.grader import Grader, weigh
-from tasks.rl.sample_log import TrainedSamples
+from tasks.rl.sample_log import TrainedSamples, credited
 from tasks.rl.types import Group
 from tasks.sampling.types import PolicyVersion, Rollout, StopReason, Turn
 
@@ -55,8 +54,4 @@ def trained_samples(renderer: PromptRenderer) -> TrainedSamples:
         for i, s in enumerate(graded)
     ]
     group = Group("7", "r", tuple(light))
-    advantages = {
-        s.scored.rollout.rollout_id: turn_advantages(s)
-        for s in samples_of([group], config.credit, {})
-    }
-    return TrainedSamples(5, (group,), advantages)
+    return TrainedSamples(5, (group,), credited([group], config))

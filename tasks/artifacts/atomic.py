@@ -10,8 +10,11 @@ from typing import Any
 from tasks.artifacts.errors import ArtifactWriteError
 
 
-def write_atomic(path: Path, data: bytes | str) -> Path:
+def write_atomic(path: Path, data: bytes | str, *, lasting: bool = True) -> Path:
     """Put `data` at `path`; a reader sees the old file or the whole new one, never a part.
+
+    Not `lasting`, it is not waited for until the disk has it: for what nobody reads after a power
+    cut.
 
     Raises:
         ArtifactWriteError: the disk refused; nothing of the new file is left.
@@ -24,10 +27,12 @@ def write_atomic(path: Path, data: bytes | str) -> Path:
         with os.fdopen(handle, "wb") as file:
             file.write(payload)
             file.flush()
-            os.fsync(file.fileno())
+            if lasting:
+                os.fsync(file.fileno())
         os.chmod(temporary, 0o644)
         os.replace(temporary, path)
-        fsync_folder(path.parent)
+        if lasting:
+            fsync_folder(path.parent)
     except OSError as error:
         if temporary:
             Path(temporary).unlink(missing_ok=True)
@@ -61,9 +66,9 @@ def dump_json(value: Any, *, indent: int | None = None) -> str:
     )
 
 
-def write_json(path: Path, value: Any) -> Path:
-    """Write `value` as readable JSON, atomically."""
-    return write_atomic(path, dump_json(value, indent=2) + "\n")
+def write_json(path: Path, value: Any, *, lasting: bool = True) -> Path:
+    """Write `value` as readable JSON, atomically; see `write_atomic`."""
+    return write_atomic(path, dump_json(value, indent=2) + "\n", lasting=lasting)
 
 
 def write_jsonl(path: Path, rows: Iterable[dict[str, Any]]) -> Path:

@@ -124,6 +124,26 @@ def freeze_reference(model: torch.nn.Module) -> None:
 
 
 @contextmanager
+def without_dropout(model: torch.nn.Module) -> Iterator[None]:
+    """Evaluation mode inside, where dropout makes it another; else nothing is done, for turning all
+    modules over twice takes as long as scoring a few sequences."""
+    if not (model.training and any(_drops(module) for module in model.modules())):
+        yield
+        return
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train()
+
+
+def _drops(module: torch.nn.Module) -> bool:
+    config = getattr(module, "config", None)
+    own = isinstance(module, torch.nn.Dropout) and module.p > 0
+    return own or float(getattr(config, "attention_dropout", 0.0) or 0.0) > 0
+
+
+@contextmanager
 def reference_weights(model: torch.nn.Module) -> Iterator[torch.nn.Module]:
     """The model as the frozen reference: no gradient, no dropout, adapters back on afterwards.
 
@@ -131,10 +151,8 @@ def reference_weights(model: torch.nn.Module) -> Iterator[torch.nn.Module]:
     """
     if not isinstance(model, PeftModel):
         raise WeightsMismatchError("full-parameter training needs a frozen copy as its reference")
-    training = model.training
-    model.eval()
     try:
-        with torch.no_grad():
+        with torch.no_grad(), without_dropout(model):
             if REFERENCE in model.peft_config:
                 model.base_model.set_adapter(REFERENCE, inference_mode=True)
                 yield model
@@ -144,4 +162,3 @@ def reference_weights(model: torch.nn.Module) -> Iterator[torch.nn.Module]:
     finally:
         if REFERENCE in model.peft_config:
             model.base_model.set_adapter(ADAPTER)
-        model.train(training)

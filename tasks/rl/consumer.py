@@ -15,7 +15,7 @@ from tasks.rl.learner import StepReport
 from tasks.rl.ledger import SampleFate, SlotState
 from tasks.rl.loop_state import TrainedBatch
 from tasks.rl.reward_gate import RewardGate
-from tasks.rl.sample_log import SampleLog, TrainedSamples
+from tasks.rl.sample_log import SampleLog, TrainedSamples, credited
 from tasks.rl.sentinel import Decision, ProbeResult, SentinelTrippedError
 from tasks.rl.staleness import fresh_lr_scale, staleness_steps
 from tasks.rl.types import Group
@@ -67,8 +67,9 @@ class Consumer:
         state, clock = self._state, self._exchange.learner_clock
         before = state.learner_version
         with clock.state(SlotState.TRAIN):
+            keeping = asyncio.create_task(self._keep(groups))
             report = await self._train(groups)
-            await self._keep(groups, report)
+            await keeping
             metrics = self._account(groups, report)
         over = report.learner_version >= self._config.steps
         if state.interval.due(report.learner_version, state.alarm.publish_divisor) or over:
@@ -87,12 +88,18 @@ class Consumer:
             with clock.state(SlotState.CHECKPOINT):
                 await self._checkpoint()
 
-    async def _keep(self, groups: Sequence[Group], report: StepReport) -> None:
-        """Write down what was trained on."""
-        if self._samples is not None:
-            state = self._state
-            kept = TrainedSamples(state.learner_version, tuple(groups), report.advantages)
-            await asyncio.to_thread(self._samples.write, len(state.trained), kept)
+    async def _keep(self, groups: Sequence[Group]) -> None:
+        """Write down what is trained on, beside the step."""
+        log, state, config = self._samples, self._state, self._config
+        if log is None:
+            return
+        batch, began_at = len(state.trained), state.learner_version
+
+        def write() -> None:
+            kept = TrainedSamples(began_at, tuple(groups), credited(groups, config))
+            log.write(batch, kept)
+
+        await asyncio.to_thread(write)
 
     async def _train(self, groups: Sequence[Group]) -> StepReport:
         exchange, state = self._exchange, self._state

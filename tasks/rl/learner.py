@@ -26,6 +26,7 @@ from tasks.models.trainable import (
     freeze_reference,
     load_trainable,
     trainable_tensors,
+    without_dropout,
 )
 from tasks.models.weights_file import read_weights, write_weights
 from tasks.rl.batch import (
@@ -36,7 +37,6 @@ from tasks.rl.batch import (
     rows_of,
     samples_of,
     silent,
-    turn_advantages,
 )
 from tasks.rl.controllers import loss_at
 from tasks.rl.errors import CheckpointMismatchError, ReferenceMismatchError
@@ -164,8 +164,7 @@ class Learner:
         effective = sum(update.effective for update in updates)
         metrics["effective_share"] = effective / len(samples)
         skipped = all(update.stats.skipped for update in updates)
-        advantages = {s.scored.rollout.rollout_id: turn_advantages(s) for s in samples}
-        return StepReport(self.learner_version, skipped, effective, metrics, advantages)
+        return StepReport(self.learner_version, skipped, effective, metrics)
 
     def _worth_a_gradient(self, samples: Sequence[Sample]) -> Sequence[Sample]:
         """The samples a step trains on: all, or those with an advantage where there are any."""
@@ -298,14 +297,12 @@ class Learner:
 
     def _canary_logprobs(self) -> tuple[float, ...]:
         """Scores of the canary's tokens at temperature 1, one after another."""
-        training = self._module.training
-        self._module.eval()
         ids, valid = right_padded(self._canary)
         actions = valid.clone()
         actions[:, 0] = False
-        scores = self._engine.score(ids, valid, actions, torch.ones(len(ids)))
+        with without_dropout(self._module):
+            scores = self._engine.score(ids, valid, actions, torch.ones(len(ids)))
         assert isinstance(scores, PolicyScores)
-        self._module.train(training)
         return tuple(scores.logprobs_B_T[actions.to(scores.logprobs_B_T.device)].tolist())
 
     # -- publishing and saving ------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 
@@ -23,8 +23,6 @@ class StepReport:
     """True = no weight moved."""
     effective_samples: float
     metrics: dict[str, float]
-    advantages: dict[str, tuple[float, ...]] = field(default_factory=dict)
-    """Of each rollout, one for each turn."""
 
 
 @dataclass(frozen=True)

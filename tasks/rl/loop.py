@@ -95,9 +95,8 @@ class AsyncLoop:
                 await self._runtime.start()
                 if saved is not None:
                     await self._load(saved)
-            for seat in exchange.seats:
-                seat.fill()
-            with exchange.everyone(SlotState.SYNC):
+                for seat in exchange.seats:
+                    seat.fill()
                 await self.consumer.publish()
                 for producer in producers:
                     await producer.prove()

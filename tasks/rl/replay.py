@@ -4,13 +4,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from configs.schema.rl import RLConfig
-from configs.schema.rl_credit import TurnGaeCredit
 from tasks.environments.renderer import PromptRenderer
 from tasks.environments.row import Row
-from tasks.rl.batch import samples_of, turn_advantages
 from tasks.rl.errors import ReplayError
 from tasks.rl.grader import Grader, weigh
-from tasks.rl.sample_log import TrainedSamples
+from tasks.rl.sample_log import TrainedSamples, credited
 from tasks.rl.types import Group, ScoredRollout
 from tasks.sampling.types import Rollout, StopReason
 
@@ -67,13 +65,6 @@ class Replayer:
         self._config, self._rows, self._renderer = config, rows, renderer
         self._grader = Grader(rows, config.reward)
 
-    @property
-    def tells_advantages(self) -> bool:
-        """Whether rewards are all that credit needs: a value head, or KL in the reward, would need
-        the learner of then."""
-        config = self._config
-        return not isinstance(config.credit, TurnGaeCredit) and config.kl.placement != "reward"
-
     def replay(self, batch: int, samples: TrainedSamples) -> Iterator[Replayed]:
         """One batch, sample by sample.
 
@@ -81,19 +72,14 @@ class Replayer:
             ReplayError: the data no longer has a row that was trained on.
         """
         now = [self._graded(group, samples.began_at) for group in samples.groups]
-        credited: dict[str, tuple[float, ...]] = {}
-        if self.tells_advantages:
-            credited = {
-                s.scored.rollout.rollout_id: turn_advantages(s)
-                for s in samples_of(now, self._config.credit, {})
-            }
+        advantages = credited(now, self._config)
         for old, new in zip(samples.groups, now, strict=True):
             for then, again in zip(old.rollouts, new.rollouts, strict=True):
                 name = then.rollout.rollout_id
                 yield Replayed(
                     batch, name, old.row_id, then.rollout.final_text,
                     then.outcome, again.outcome, then.reward, again.reward,
-                    samples.advantages.get(name), credited.get(name),
+                    samples.advantages.get(name), advantages.get(name),
                 )  # fmt: skip
 
     def _graded(self, group: Group, step: int) -> Group:

@@ -1,10 +1,13 @@
 """Every batch that was trained on, as the learner saw it: what rewards are replayed from."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from configs.schema.rl import RLConfig
+from configs.schema.rl_credit import TurnGaeCredit
 from tasks.artifacts.typed_file import read_typed, write_typed
+from tasks.rl.batch import samples_of, turn_advantages
 from tasks.rl.types import Group
 
 SAMPLES = "samples"
@@ -19,7 +22,21 @@ class TrainedSamples:
     """Optimiser steps taken before it: the step its rewards were weighed at."""
     groups: tuple[Group, ...]
     advantages: Mapping[str, tuple[float, ...]]
-    """Of each rollout, one for each turn."""
+    """Of each rollout, one for each turn; empty where rewards alone do not tell."""
+
+
+def rewards_tell(config: RLConfig) -> bool:
+    """Whether rewards are all that credit needs: a value head, or KL in the reward, needs the
+    learner's own scores."""
+    return not isinstance(config.credit, TurnGaeCredit) and config.kl.placement != "reward"
+
+
+def credited(groups: Sequence[Group], config: RLConfig) -> dict[str, tuple[float, ...]]:
+    """The advantages of each rollout, one for each turn; none where rewards alone do not tell."""
+    if not rewards_tell(config):
+        return {}
+    samples = samples_of(groups, config.credit, {})
+    return {s.scored.rollout.rollout_id: turn_advantages(s) for s in samples}
 
 
 class SampleLog:

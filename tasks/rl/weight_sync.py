@@ -73,6 +73,7 @@ def publish(
     write_json(
         folder / MARKER,
         {"attempt": version.attempt, "step": version.step, "sha256": sha256},
+        lasting=False,  # whoever comes after a power cut publishes anew
     )
     _forget_older(root, keep)
     return Receipt(folder, version, sha256, canary)

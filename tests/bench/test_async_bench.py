@@ -185,7 +185,8 @@ def share_of_cycle(figure: str, own: OwnRun, taken_s: float, most: float, said: 
 @pytest.mark.figure("publish_share_of_cycle")
 def test_publish_share_of_a_cycle(agent, own_run, tmp_path):
     """The ledger has what publishing took of the learner. Of a worker it has the proof and the wait
-    for the batch it is sampling, in which nothing is lost: so a proof is timed by itself."""
+    for the batch it is sampling, in which nothing is lost: so a proof is timed by itself. The two
+    sides work at once, so the share is that of the side which spends more; their sum is told."""
     proof_s = seconds_of_a_proof(agent, own_run.config, tmp_path)
     published_s, proofs = own_run.seconds["learner"]["sync"], own_run.run.summary["sync_proofs"]
     waited_s = sum(s.get("sync", 0.0) for s in own_run.seconds.values())
@@ -194,10 +195,13 @@ def test_publish_share_of_a_cycle(agent, own_run, tmp_path):
     share_of_cycle(
         "publish_share_of_cycle",
         own_run,
-        published_s + proofs * proof_s,
+        max(published_s, proofs * proof_s),
         0.03,
-        f"{published_s:.2f} s of publishing and {proofs} × {1000 * proof_s:.0f} ms of load, hash "
-        f"and canary (with the waits for a batch in the making {waited_s / own_run.wall_s:.1%})",
+        f"the learner: {published_s:.2f} s of publishing, {published_s / own_run.wall_s:.1%}; the "
+        f"worker: {proofs} × {1000 * proof_s:.0f} ms of load, hash and canary, "
+        f"{proofs * proof_s / own_run.wall_s:.1%}; both added up, as if one waited for the other, "
+        f"{(published_s + proofs * proof_s) / own_run.wall_s:.1%} (with the waits for a batch in "
+        f"the making {waited_s / own_run.wall_s:.1%})",
     )
 
 

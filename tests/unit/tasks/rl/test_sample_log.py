@@ -7,7 +7,7 @@ import pytest
 from tasks.artifacts.typed_file import TypedFileError
 from tasks.rl.errors import ReplayError
 from tasks.rl.replay import Replayer
-from tasks.rl.sample_log import SampleLog, TrainedSamples
+from tasks.rl.sample_log import SampleLog, TrainedSamples, credited, rewards_tell
 from tests.tiny_samples import ROWS, rl_config, trained_samples
 
 
@@ -70,8 +70,9 @@ def test_another_credit_changes_advantages_alone(renderer, trained):
 
 def test_what_needs_the_learner_of_then_is_not_told(renderer, trained):
     for needy in ({"credit": {"type": "turn_gae"}}, {"kl": {"placement": "reward"}}):
-        replayer = Replayer(rl_config(**needy), ROWS, renderer)
-        assert not replayer.tells_advantages
+        config = rl_config(**needy)
+        assert not rewards_tell(config) and credited(trained.groups, config) == {}
+        replayer = Replayer(config, ROWS, renderer)
         found = list(replayer.replay(0, trained))
         assert all(f.advantages_now is None and not f.advantages_differ for f in found)
 
