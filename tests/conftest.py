@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,10 @@ def pytest_configure(config):
     config.addinivalue_line("markers", "figure(name): measures a promised figure of tests/figures")
     config.addinivalue_line("markers", "needs(program, ...): drives these programs for real")
     os.environ["PATH"] = os.pathsep.join([os.environ["PATH"], *EXTRA_PATHS])
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        # Started in the background of a script (`nohup make test &`), where Ctrl-C is ignored by
+        # whole process trees: tests press it.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(config, items):
