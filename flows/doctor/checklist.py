@@ -236,8 +236,6 @@ def _clip_advice(loss: PpoBounds) -> list[str]:
 def _adaptive_advice(band: AdaptiveKl) -> list[str]:
     """What an adaptive KL that can do nothing lacks."""
     advice = []
-    if band.min_coefficient > band.max_coefficient:
-        advice.append("rl.kl.adaptive.min_coefficient is above max_coefficient")
     if band.max_coefficient < 1e-4:
         advice.append(
             f"rl.kl.adaptive.max_coefficient={band.max_coefficient:g} holds nothing; 1.0 is usual"

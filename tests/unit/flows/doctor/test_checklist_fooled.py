@@ -255,8 +255,6 @@ def test_the_answer_kind_that_data_prep_found_is_the_one_probed(tmp_path: Path) 
         ("rl__loss__clip_low", 0.001, "KL and clipping", "warn", "throws nearly every step"),
         ("rl__kl__adaptive", {"max_coefficient": 1e-5, "min_coefficient": 1e-6},
          "KL and clipping", "warn", "holds nothing"),
-        ("rl__kl__adaptive", {"max_coefficient": 0.01, "min_coefficient": 0.1},
-         "KL and clipping", "warn", "above max_coefficient"),
         ("rl__kl__adaptive", {"target_start": 0.05, "target_end": 0.1},
          "KL and clipping", "warn", "widens"),
         ("quantize__gates", {"Q4_K_M": {"accuracy_ci_low": -1.0}},
