@@ -71,7 +71,8 @@ def replay_run(
     renderer = PromptRenderer(load_tokenizer(policy / "policy"), config.system_prompt)
     replayer = Replayer(config.rl, rows, renderer)
     log = SampleLog(policy / SAMPLES)
-    if not log.batches:
+    batches = log.batches
+    if not batches:
         raise ReplayInputError(
             f"{policy / SAMPLES} holds no samples: the run had rl.keep_samples=false, or was made "
             "by a version that kept none. Run its rl stage again: rl-pipeline run --force rl"
@@ -79,7 +80,7 @@ def replay_run(
     result = ReplayResult(run_dir.resolve().name)
     result.advantages = 0 if rewards_tell(config.rl) else None
     for number, samples in log.read():
-        progress(result.batches, log.batches)
+        progress(result.batches, batches)
         for sample in replayer.replay(number, samples):
             result.add(sample)
         result.batches += 1

@@ -6,6 +6,11 @@ from pydantic import Field, field_validator, model_validator
 
 from configs.schema.base import Config
 
+PROJECTIONS = frozenset(
+    {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
+)
+"""Linear layers of a decoder layer of Llama, Qwen2 and Qwen3."""
+
 
 class Lora(Config):
     """Low-rank adapters on named projections."""

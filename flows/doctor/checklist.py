@@ -13,14 +13,13 @@ from configs.schema import PipelineConfig
 from configs.schema.model import ScratchModel
 from configs.schema.rl import AdaptiveKl
 from configs.schema.rl_losses import Cispo, Gspo, IcePop, Loss, PpoBounds
-from configs.schema.training import Lora
+from configs.schema.training import PROJECTIONS, Lora
 from flows.doctor.checklist_prompts import MadeWith, earlier_settings, prompt_settings
 from flows.doctor.checklist_run import golden_render, quantised_parity, reference_is_snapshot
 from flows.doctor.findings import Finding
 from tasks.artifacts import ArtifactRecord
 
 ATTENTION = {"q_proj", "v_proj"}
-KNOWN_TARGETS = ATTENTION | {"k_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
 NO_ANSWERS = ("", " \n", r"\boxed{}", "<think>", "<think>7</think>", "nan", "None")
 """Replies that answer nothing, whatever was asked of the probes' golds."""
 Records = Mapping[str, ArtifactRecord]
@@ -82,7 +81,7 @@ def lora_settings(config: PipelineConfig, records: Records) -> Finding:
         advice.append("rl.trainable.r is usually 16 to 32")
     if not 1 <= lora.alpha / lora.r <= 2:
         advice.append(f"alpha/r={lora.alpha / lora.r:g} scales every update; 1 to 2 is usual")
-    if unknown := set(lora.targets) - KNOWN_TARGETS:
+    if unknown := set(lora.targets) - PROJECTIONS:
         advice.append(f"{', '.join(sorted(unknown))}: no projection of Qwen or Llama models")
     if missing := ATTENTION - set(lora.targets):
         advice.append(f"rl.trainable.targets lacks {', '.join(sorted(missing))}")

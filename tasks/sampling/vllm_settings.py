@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from configs.schema.rl_engines import VllmEngineConfig
-from configs.schema.training import FullWeights, Lora
+from configs.schema.training import PROJECTIONS, FullWeights, Lora
 from tasks.sampling.errors import EngineStartError
 from tasks.sampling.vllm_worker import EXTENSION
 
@@ -18,9 +18,6 @@ GIB = 1 << 30
 KERNEL_NOISE = {"float32": 1e-5, "bfloat16": 0.1}
 """Nats, root mean square, by which vLLM's scores differ from transformers' with the same weights:
 measured 2e-6 and 0.074 (SmolLM2-135M, where either is 0.07 off its own float32)."""
-ADAPTED_LAYERS = frozenset(
-    {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
-)
 CPU_CACHE_GIB = 1.0
 CPU_BLOCK_TOKENS = 32
 """The CPU build's own blocks of 128 tokens would keep no prompt shorter than that in the cache."""
@@ -69,11 +66,11 @@ def _check_adapter(adapter: Lora) -> None:
             "folds that scaling into the weights, and they could not be read back exactly; use "
             f"alpha={adapter.r} or {2 * adapter.r}"
         )
-    foreign = sorted(set(adapter.targets) - ADAPTED_LAYERS)
+    foreign = sorted(set(adapter.targets) - PROJECTIONS)
     if foreign:
         raise EngineStartError(
             f"rl.trainable.targets={foreign}: vLLM takes adapters of a layer's projections alone, "
-            f"expected some of {sorted(ADAPTED_LAYERS)}; leave the others out, or use "
+            f"expected some of {sorted(PROJECTIONS)}; leave the others out, or use "
             "rl.engine.type=transformers"
         )
 
